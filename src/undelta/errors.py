@@ -1,0 +1,21 @@
+"""Errors a user can mend: each message says what was expected, what came, and what to do."""
+
+
+class UndeltaError(Exception):
+    """Base of all errors below; the command line prints it as one line and exits with code 2."""
+
+
+class ConfigError(UndeltaError):
+    """A scenario, an attack's settings or an argument makes no sense."""
+
+
+class DataError(UndeltaError):
+    """A source of private images is missing, unreadable or too small."""
+
+
+class ObservationError(UndeltaError):
+    """A file or value claimed to be an Observation is not a sound one."""
+
+
+class MissingKnowledge(UndeltaError):
+    """An attack needs something that this Observation does not reveal."""

@@ -1,0 +1,88 @@
+"""Model updates, as dictionaries of named tensors, and the layers they fall into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+State: TypeAlias = dict[str, Tensor]
+"""Parameters and buffers by name, as in ``nn.Module.state_dict``."""
+
+Update: TypeAlias = dict[str, Tensor]
+"""A change of the parameters (no buffers), by name."""
+
+Kind: TypeAlias = Literal["conv", "norm", "linear", "other"]
+
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
+_LINEAR = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One module's own parameters (weight and bias together): the unit that layer weights apply to."""
+
+    name: str
+    kind: Kind
+    parameters: tuple[str, ...]
+
+
+def layers_of(model: nn.Module) -> tuple[Layer, ...]:
+    """The layers of any module in registration order, each parameter in exactly one layer.
+
+    A module that occurs several times, or a parameter tied to another one, counts once, under its first
+    name; that is also how ``named_parameters`` names it. Embeddings and attention projections count as
+    linear. Parameters that belong to no known kind of module (class tokens, scales) are ``other``.
+    """
+    seen: set[int] = set()
+    layers = []
+    for name, module in model.named_modules():
+        own = [
+            (f"{name}.{key}" if name else key, id(parameter))
+            for key, parameter in module.named_parameters(recurse=False)
+        ]
+        fresh = tuple(key for key, identity in own if identity not in seen)
+        seen.update(identity for _, identity in own)
+        if fresh:
+            layers.append(Layer(name=name, kind=_kind(module), parameters=fresh))
+    return tuple(layers)
+
+
+def _kind(module: nn.Module) -> Kind:
+    if isinstance(module, _ConvNd):
+        return "conv"
+    if isinstance(module, _NORMS):
+        return "norm"
+    if isinstance(module, _LINEAR):
+        return "linear"
+    return "other"
+
+
+def parameters_of(model: nn.Module) -> Update:
+    """The parameters alone, detached, by name."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def difference(after: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]) -> Update:
+    """After minus before, for the given names."""
+    return {name: after[name] - before[name] for name in names}
+
+
+def along(start: Mapping[str, Tensor], update: Update, fraction: float) -> Update:
+    """The point θ + fraction·u on the straight line from θ (AWA eq_theta_approximate)."""
+    return {name: start[name] + fraction * change for name, change in update.items()}
+
+
+def scaled(update: Update, factor: float) -> Update:
+    """Every entry times ``factor``."""
+    return {name: factor * tensor for name, tensor in update.items()}
+
+
+def inner(a: Update, b: Update) -> Tensor:
+    """The inner product over all entries."""
+    return torch.stack([torch.dot(a[name].reshape(-1), b[name].reshape(-1)) for name in a]).sum()
