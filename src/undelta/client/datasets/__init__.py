@@ -1,0 +1,47 @@
+"""Where private images come from: named sources that need no download, and the user's own files.
+
+Nothing here opens a pickle or the network. A name in `SOURCES` wins over a file of the same name; write
+``./photos`` for a folder called photos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from undelta.client.datasets.arrays import open_npz
+from undelta.client.datasets.bundled import digits, faces, photos
+from undelta.client.datasets.dataset import Dataset, pick
+from undelta.client.datasets.folders import open_folder
+from undelta.errors import DataError
+
+__all__ = ["SOURCES", "Dataset", "open_dataset", "pick"]
+
+SOURCES: dict[str, Callable[[], Dataset]] = {"photos": photos, "faces": faces, "digits": digits}
+
+
+def open_dataset(source: str) -> Dataset:
+    """The data set of that name or at that path.
+
+    Args:
+        source: a name in `SOURCES`; or an ``.npz`` file with `images` and `labels`; or a folder with
+            pictures, with MNIST's or Fashion-MNIST's idx files, or with CIFAR's binary files.
+
+    Raises:
+        DataError: if there is no such source or it cannot be read.
+    """
+    if source in SOURCES:
+        return SOURCES[source]()
+    try:
+        path = Path(source).expanduser()
+        found = bool(source) and path.exists()
+        if found and path.is_dir():
+            return open_folder(path.resolve())
+        if found and path.suffix == ".npz":
+            return open_npz(path)
+    except (OSError, RuntimeError, ValueError) as error:  # no such home, a name too long, a loop of links
+        raise DataError(f"cannot open {source!r}: {error}") from error
+    names = ", ".join(SOURCES)
+    if found:
+        raise DataError(f"{source!r} is neither a folder nor an .npz file; use one of these, or {names}.")
+    raise DataError(f"no data source {source!r}: use {names}, or the path of a folder or an .npz file.")

@@ -1,0 +1,175 @@
+"""Data sets stored as arrays: .npz, idx (MNIST, Fashion-MNIST) and CIFAR's binary version."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zipfile
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from undelta.client.datasets.dataset import (
+    CIFAR10,
+    CIFAR100,
+    FASHION_MNIST,
+    GREY,
+    IMAGENET,
+    MAX_CLASSES,
+    MNIST,
+    Dataset,
+    Statistics,
+    read_array,
+)
+from undelta.errors import DataError
+
+_IDX_IMAGES = re.compile(r"(train|t10k)-images[-.]idx3-ubyte(\.gz)?")
+_DAMAGED = (OSError, EOFError, ValueError, MemoryError, zlib.error)
+
+
+def array_dataset(
+    name: str,
+    images: npt.NDArray[np.uint8],
+    labels: npt.NDArray[Any],
+    *,
+    classes: int,
+    statistics: Statistics,
+) -> Dataset:
+    """A data set over images (M, H, W, C), with at least `classes` classes."""
+    if len(images) == 0 or len(images) != len(labels):
+        raise DataError(f"{name}: expected as many labels as images, got {len(images)} and {len(labels)}.")
+    if labels.min() < 0 or labels.max() >= MAX_CLASSES:
+        low, high = labels.min(), labels.max()
+        raise DataError(f"{name}: expected labels from 0 to {MAX_CLASSES - 1}, got {low} to {high}.")
+    _, height, width, channels = images.shape
+    return Dataset(
+        name=name,
+        labels=torch.from_numpy(labels.astype(np.int64)),
+        classes=max(classes, int(labels.max()) + 1),
+        channels=channels,
+        mean=statistics[0],
+        std=statistics[1],
+        read=partial(read_array, images),
+        native_size=height if height == width else None,
+    )
+
+
+def open_npz(path: Path) -> Dataset:
+    """Read `images`, (M, H, W) or (M, H, W, C) uint8, and `labels`, (M,) integers."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not {"images", "labels"} <= set(file):
+                raise DataError(f"{str(path)!r}: expected arrays images and labels, got {sorted(file)}.")
+            images, labels = file["images"], file["labels"]
+    except (*_DAMAGED, zipfile.BadZipFile, NotImplementedError, RuntimeError, AttributeError) as error:
+        # NotImplementedError and RuntimeError: compressed in a way that zipfile lacks, or encrypted.
+        # AttributeError: not a zip at all but a plain array.
+        raise DataError(f"cannot read {str(path)!r} as an .npz file: {_line(error)}.") from error
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
+        raise DataError(
+            f"{str(path)!r}: expected images of type uint8 and shape (M, H, W), (M, H, W, 1) or (M, H, W, 3), "
+            f"got {images.dtype} {images.shape}."
+        )
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DataError(f"{str(path)!r}: expected integer labels (M,), got {labels.dtype} {labels.shape}.")
+    if images.shape[-1] == 1:
+        statistics = GREY
+    else:
+        statistics = CIFAR10 if images.shape[1:3] == (32, 32) else IMAGENET
+    return array_dataset(path.name, images, labels, classes=1, statistics=statistics)
+
+
+def open_idx(folder: Path) -> Dataset | None:
+    """MNIST or Fashion-MNIST from ``{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]``, if there.
+
+    The training images if present, else the test images. The normalization is Fashion-MNIST's if the
+    folder (or, for a folder called raw, its parent) has "fashion" in its name, else MNIST's.
+    """
+    found = [(match[1] == "t10k", path) for path in folder.iterdir() if (match := _idx_match(path))]
+    if not found:
+        return None
+    images_path = min(found)[1]
+    names = [images_path.name.replace("images", "labels").replace("idx3", "idx1")]
+    names.append(names[0].removesuffix(".gz") if names[0].endswith(".gz") else names[0] + ".gz")
+    labels_path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if labels_path is None:
+        raise DataError(f"found {str(images_path)!r}, but not its labels {names[0]!r} beside it.")
+    images, labels = _read_idx(images_path, 3), _read_idx(labels_path, 1)
+    name = folder.parent.name if folder.name == "raw" else folder.name
+    statistics = FASHION_MNIST if "fashion" in name.lower() else MNIST
+    return array_dataset(name, images[..., None], labels, classes=10, statistics=statistics)
+
+
+def open_cifar(folder: Path) -> Dataset | None:
+    """CIFAR-10 or CIFAR-100 in the binary version, if there: training images if present, else test images.
+
+    Each record is one label byte (CIFAR-100: the coarse label, then the fine one, which counts here) and
+    3 x 32 x 32 pixels.
+    """
+    for patterns, label_bytes, classes, statistics in (
+        (("data_batch_[1-5].bin", "test_batch.bin"), 1, 10, CIFAR10),
+        (("train.bin", "test.bin"), 2, 100, CIFAR100),
+    ):
+        for pattern in patterns:
+            files = sorted(folder.glob(pattern))
+            if files:
+                records = np.concatenate([_read_records(file, label_bytes) for file in files])
+                labels = records[:, label_bytes - 1]
+                if labels.max() >= classes:
+                    raise DataError(f"{str(files[0])!r}: expected labels below {classes}, got {labels.max()}.")
+                images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+                return array_dataset(folder.name, images, labels, classes=classes, statistics=statistics)
+    return None
+
+
+def has_pickled_cifar(folder: Path) -> bool:
+    """Whether the folder holds CIFAR's "python version", whose files have no suffix."""
+    cifar10 = (folder / "data_batch_1").is_file() or (folder / "test_batch").is_file()
+    return cifar10 or all((folder / name).is_file() for name in ("train", "test", "meta"))
+
+
+def _idx_match(path: Path) -> re.Match[str] | None:
+    return _IDX_IMAGES.fullmatch(path.name)
+
+
+def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    """Read one idx file of bytes: magic number, shape (32 bits each, big-endian), values."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header = file.read(4 * (1 + dimensions))
+            if len(header) < 4 * (1 + dimensions) or header[:4] != bytes([0, 0, 8, dimensions]):
+                raise ValueError(f"its header is not that of {dimensions}-dimensional bytes")
+            shape = [int(value) for value in np.frombuffer(header, dtype=">u4")[1:]]
+            size = int(np.prod(shape, dtype=object))
+            if 0 in shape or size > 2**33:
+                raise ValueError(f"its header claims the shape {tuple(shape)}")
+            values = file.read(size + 1)  # one more, to notice a file that is too long
+    except _DAMAGED as error:
+        raise DataError(f"cannot read {str(path)!r} as an idx file: {_line(error)}.") from error
+    if len(values) != size:
+        came = "more" if len(values) > size else f"{len(values)}"
+        raise DataError(f"cannot read {str(path)!r} as an idx file: expected {size} values, got {came}.")
+    return np.frombuffer(bytearray(values), dtype=np.uint8).reshape(shape)
+
+
+def _read_records(path: Path, label_bytes: int) -> npt.NDArray[np.uint8]:
+    try:
+        content = np.fromfile(path, dtype=np.uint8)
+    except _DAMAGED as error:
+        raise DataError(f"cannot read {str(path)!r}: {_line(error)}.") from error
+    size = label_bytes + 3 * 32 * 32
+    if len(content) == 0 or len(content) % size:
+        raise DataError(f"{str(path)!r}: expected records of {size} bytes, got {len(content)} bytes in all.")
+    return content.reshape(-1, size)
+
+
+def _line(error: BaseException) -> str:
+    """An error's message on one line, or its type if it has none."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,91 @@
+"""Strict reading of mappings (TOML scenarios, JSON metadata) into dataclasses.
+
+Every complaint names the place, the key, what was expected and what came, in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from undelta.errors import UndeltaError
+
+T = TypeVar("T")
+
+
+def parse(cls: type[T], values: object, *, where: str, error: type[UndeltaError]) -> T:
+    """An instance of the dataclass ``cls`` from ``values``; unknown, missing or ill-typed keys are errors."""
+    if not isinstance(values, Mapping):
+        raise error(f"{where}: expected a table of settings, got {_show(values)}")
+    assert is_dataclass(cls)  # noqa: S101
+    known = {field.name: field for field in fields(cls) if field.init}
+    for key in values:
+        if key not in known:
+            raise error(f"{where}: {unknown('key', key, known)}")
+    missing = [
+        name
+        for name, field in known.items()
+        if name not in values and field.default is MISSING and field.default_factory is MISSING
+    ]
+    if missing:
+        raise error(f"{where}: missing {', '.join(missing)}")
+    hints = get_type_hints(cls)
+    parsed = {key: _convert(hints[key], value, f"{where}: {key}", error) for key, value in values.items()}
+    try:
+        return cls(**parsed)
+    except UndeltaError as problem:  # the class's own checks do not know where the values came from
+        raise error(f"{where}: {problem}") from problem
+
+
+def unknown(what: str, name: object, choices: Iterable[str]) -> str:
+    """Says that ``name`` is not among the choices, with the nearest one if there is one."""
+    names = sorted(choices)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {what} {str(name)[:80]!r}; {hint}choose from {', '.join(names)}"
+
+
+def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        inner = next(argument for argument in arguments if argument is not type(None))
+        return _convert(inner, value, where, error)
+    if origin is Literal:
+        if value not in arguments:
+            raise error(f"{where}: {unknown('value', value, map(str, arguments))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise error(f"{where}: expected a list, got {_show(value)}")
+        if arguments[-1] is not Ellipsis and len(value) != len(arguments):
+            raise error(f"{where}: expected {len(arguments)} entries, got {len(value)}")
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(
+            _convert(kind, item, f"{where}[{index}]", error)
+            for index, (kind, item) in enumerate(zip(kinds, value, strict=True))
+        )
+    if origin in (dict, Mapping) or origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise error(f"{where}: expected a table, got {_show(value)}")
+        return dict(value)
+    if is_dataclass(hint):
+        return parse(hint, value, where=where, error=error)  # type: ignore[arg-type]
+    # bool is a subclass of int, but `epochs = true` is a mistake; an int is a fine float.
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise error(f"{where}: expected {_NAMES.get(hint, hint.__name__)}, got {_show(value)}")
+    return value
+
+
+_NAMES: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
