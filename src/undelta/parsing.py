@@ -6,8 +6,9 @@ Every complaint names the place, the key, what was expected and what came, in on
 from __future__ import annotations
 
 import difflib
+import inspect
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -40,6 +41,20 @@ def parse(cls: type[T], values: object, *, where: str, error: type[UndeltaError]
         raise error(f"{where}: {problem}") from problem
 
 
+def call(function: Callable[..., T], values: Mapping[str, object], *, where: str, error: type[UndeltaError]) -> T:
+    """``function(**values)``, the values checked against its keyword arguments and their types."""
+    known = inspect.signature(function).parameters
+    for key in values:
+        if key not in known:
+            raise error(f"{where}: {unknown('key', key, known)}")
+    hints = get_type_hints(function)
+    parsed = {key: _convert(hints[key], value, f"{where}: {key}", error) for key, value in values.items()}
+    try:
+        return function(**parsed)
+    except UndeltaError as problem:
+        raise error(f"{where}: {problem}") from problem
+
+
 def unknown(what: str, name: object, choices: Iterable[str]) -> str:
     """Says that ``name`` is not among the choices, with the nearest one if there is one."""
     names = sorted(choices)
@@ -69,7 +84,7 @@ def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) ->
             _convert(kind, item, f"{where}[{index}]", error)
             for index, (kind, item) in enumerate(zip(kinds, value, strict=True))
         )
-    if origin in (dict, Mapping) or origin is not None and issubclass(origin, Mapping):
+    if origin in (dict, Mapping) or (origin is not None and issubclass(origin, Mapping)):
         if not isinstance(value, Mapping):
             raise error(f"{where}: expected a table, got {_show(value)}")
         return dict(value)

@@ -117,9 +117,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Map
     write_bytes(path, to_bytes(plain, metadata=header))
 
 
-def read_tensors(
-    path: str | Path, *, kind: str, error: type[UndeltaError]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: str | Path, *, kind: str, error: type[UndeltaError]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read and verify what `write_tensors` wrote."""
     if not Path(path).is_file():
         raise error(f"{path}: no such file")

@@ -86,9 +86,7 @@ def test_models_build_on_the_meta_device(name: str) -> None:
 
 @models
 def test_the_seed_alone_decides_the_initialization(name: str) -> None:
-    first, same, other = (
-        nn.utils.parameters_to_vector(small(name, seed=s)[0].parameters()) for s in (0, 0, 1)
-    )
+    first, same, other = (nn.utils.parameters_to_vector(small(name, seed=s)[0].parameters()) for s in (0, 0, 1))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
@@ -140,9 +138,7 @@ def test_activations_are_separate_and_never_in_place(name: str) -> None:
     ],
     ids=["resnet18", "resnet34", "resnet50", "vgg11", "vgg11_bn", "vit_b_16"],
 )
-def test_sizes_are_those_of_torchvision(
-    name: str, arguments: dict[str, object], parameters: int, entries: int
-) -> None:
+def test_sizes_are_those_of_torchvision(name: str, arguments: dict[str, object], parameters: int, entries: int) -> None:
     model = at_imagenet(name, **arguments)
     assert (count(model), len(model.state_dict())) == (parameters, entries)
 
@@ -214,9 +210,7 @@ def test_the_stem_suits_the_image_unless_it_is_chosen(name: str, stem: str, side
     model = build(name, {"width": 2, "stem": stem}, shape=(1, side, side), classes=2)
     assert shapes(model)["conv1.weight"] == (2, 1, kernel, kernel)
     sides: list[int] = []
-    model.get_submodule("layer1").register_forward_hook(
-        lambda _module, _inputs, out: sides.append(out.shape[-1])
-    )
+    model.get_submodule("layer1").register_forward_hook(lambda _module, _inputs, out: sides.append(out.shape[-1]))
     model(torch.zeros(2, 1, side, side))
     assert sides == [side if kernel == 3 else (side + 3) // 4]
 
@@ -297,9 +291,7 @@ def test_bad_arguments_are_refused_in_one_line(name: str, arguments: dict[str, o
         *[(name, (3, 32, 32), 100_001, "got classes=100001") for name in MODELS],
     ],
 )  # fmt: skip
-def test_bad_shapes_and_classes_are_refused(
-    name: str, shape: tuple[int, int, int], classes: int, message: str
-) -> None:
+def test_bad_shapes_and_classes_are_refused(name: str, shape: tuple[int, int, int], classes: int, message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         build(name, {}, shape=shape, classes=classes)
     assert message in str(refusal.value)

@@ -51,9 +51,7 @@ def build(name: str, arguments: Mapping[str, object], *, shape: Shape, classes: 
     accepted = [key for key in inspect.signature(builder).parameters if key not in ("shape", "classes")]
     for key in arguments:
         if key not in accepted:
-            raise ConfigError(
-                f"unknown argument {show(key)} of model {name}; it accepts {', '.join(accepted)}"
-            )
+            raise ConfigError(f"unknown argument {show(key)} of model {name}; it accepts {', '.join(accepted)}")
     with torch.device("meta"):  # Costs no memory, and draws no random numbers.
         sketch = builder(shape=shape, classes=classes, **arguments)
     total = sum(parameter.numel() for parameter in sketch.parameters())

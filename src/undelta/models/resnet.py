@@ -127,29 +127,21 @@ class ResNet(nn.Module):
         return logits
 
 
-def resnet8(
-    *, shape: Shape, classes: int, width: int = 64, stem: str = "auto", norm: str = "batch"
-) -> nn.Module:
+def resnet8(*, shape: Shape, classes: int, width: int = 64, stem: str = "auto", norm: str = "batch") -> nn.Module:
     """Three stages of one basic block, for small images."""
     return ResNet(BasicBlock, (1, 1, 1), shape=shape, classes=classes, width=width, stem=stem, norm=norm)
 
 
-def resnet18(
-    *, shape: Shape, classes: int, width: int = 64, stem: str = "auto", norm: str = "batch"
-) -> nn.Module:
+def resnet18(*, shape: Shape, classes: int, width: int = 64, stem: str = "auto", norm: str = "batch") -> nn.Module:
     """Four stages of two basic blocks; stem="auto" is the CIFAR stem for sides up to 64."""
     return ResNet(BasicBlock, (2, 2, 2, 2), shape=shape, classes=classes, width=width, stem=stem, norm=norm)
 
 
-def resnet34(
-    *, shape: Shape, classes: int, width: int = 64, stem: str = "auto", norm: str = "batch"
-) -> nn.Module:
+def resnet34(*, shape: Shape, classes: int, width: int = 64, stem: str = "auto", norm: str = "batch") -> nn.Module:
     """Stages of 3, 4, 6 and 3 basic blocks; stem="auto" is the CIFAR stem for sides up to 64."""
     return ResNet(BasicBlock, (3, 4, 6, 3), shape=shape, classes=classes, width=width, stem=stem, norm=norm)
 
 
-def resnet50(
-    *, shape: Shape, classes: int, width: int = 64, stem: str = "auto", norm: str = "batch"
-) -> nn.Module:
+def resnet50(*, shape: Shape, classes: int, width: int = 64, stem: str = "auto", norm: str = "batch") -> nn.Module:
     """Stages of 3, 4, 6 and 3 bottlenecks; stem="auto" is the CIFAR stem for sides up to 64."""
     return ResNet(Bottleneck, (3, 4, 6, 3), shape=shape, classes=classes, width=width, stem=stem, norm=norm)

@@ -13,9 +13,7 @@ _STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))  # Widths, in units of the first;
 class VGG(nn.Module):
     """Convolutions with max pooling, then three linear layers on a 7x7 map."""
 
-    def __init__(
-        self, channels: int, classes: int, width: int, hidden: int, norm: str, dropout: float
-    ) -> None:
+    def __init__(self, channels: int, classes: int, width: int, hidden: int, norm: str, dropout: float) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for stage in _STAGES:

@@ -23,9 +23,7 @@ class EncoderBlock(nn.Module):
         self.self_attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.ln_2 = nn.LayerNorm(width, eps=1e-6)
         # The identity stands where torchvision drops out, so that the second linear layer is number 3.
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Identity(), nn.Linear(4 * width, width)
-        )
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Identity(), nn.Linear(4 * width, width))
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):
                 nn.init.xavier_uniform_(layer.weight)
@@ -81,9 +79,7 @@ class VisionTransformer(nn.Module):
         return logits
 
 
-def vit(
-    *, shape: Shape, classes: int, patch: int = 4, width: int = 64, depth: int = 4, heads: int = 4
-) -> nn.Module:
+def vit(*, shape: Shape, classes: int, patch: int = 4, width: int = 64, depth: int = 4, heads: int = 4) -> nn.Module:
     """``depth`` blocks of ``heads`` heads on square patches; no dropout."""
     shape = _, rows, columns = image_shape(shape)
     integer("patch", patch, 1, 256)
@@ -94,8 +90,7 @@ def vit(
         raise ConfigError(f"expected patch to divide the sides of {rows}x{columns} images, got {patch=}")
     if (rows // patch) * (columns // patch) > MOST_PATCHES:
         raise ConfigError(
-            f"expected at most {MOST_PATCHES} patches, got {patch=} for {rows}x{columns} images. "
-            "Use a larger patch."
+            f"expected at most {MOST_PATCHES} patches, got {patch=} for {rows}x{columns} images. Use a larger patch."
         )
     if width % heads:
         raise ConfigError(f"expected width to be a multiple of heads, got {width=} and {heads=}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 import zipfile
 import zlib
 from functools import partial
@@ -28,7 +27,10 @@ from undelta.client.datasets.dataset import (
 )
 from undelta.errors import DataError
 
-_IDX_IMAGES = re.compile(r"(train|t10k)-images[-.]idx3-ubyte(\.gz)?")
+# Fixed names, not patterns: a folder of a million pictures is then not listed to find out that it is one.
+_IDX_IMAGES = [
+    f"{split}-images{dot}idx3-ubyte{suffix}" for split in ("train", "t10k") for dot in "-." for suffix in ("", ".gz")
+]
 _DAMAGED = (OSError, EOFError, ValueError, MemoryError, zlib.error)
 
 
@@ -62,27 +64,26 @@ def array_dataset(
 def open_npz(path: Path) -> Dataset:
     """Read `images`, (M, H, W) or (M, H, W, C) uint8, and `labels`, (M,) integers."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, since np.load forgets to close what is no zip.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             if not {"images", "labels"} <= set(file):
                 raise DataError(f"{str(path)!r}: expected arrays images and labels, got {sorted(file)}.")
             images, labels = file["images"], file["labels"]
-    except (*_DAMAGED, zipfile.BadZipFile, NotImplementedError, RuntimeError, AttributeError) as error:
+    except (*_DAMAGED, zipfile.BadZipFile, NotImplementedError, RuntimeError, TypeError) as error:
         # NotImplementedError and RuntimeError: compressed in a way that zipfile lacks, or encrypted.
-        # AttributeError: not a zip at all but a plain array.
+        # TypeError: not a zip at all but a plain array.
         raise DataError(f"cannot read {str(path)!r} as an .npz file: {_line(error)}.") from error
     if images.ndim == 3:
         images = images[..., None]
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
         raise DataError(
-            f"{str(path)!r}: expected images of type uint8 and shape (M, H, W), (M, H, W, 1) or (M, H, W, 3), "
-            f"got {images.dtype} {images.shape}."
+            f"{str(path)!r}: expected images of type uint8 and shape (M, H, W), (M, H, W, 1) "
+            f"or (M, H, W, 3), got {images.dtype} {images.shape}."
         )
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(f"{str(path)!r}: expected integer labels (M,), got {labels.dtype} {labels.shape}.")
-    if images.shape[-1] == 1:
-        statistics = GREY
-    else:
-        statistics = CIFAR10 if images.shape[1:3] == (32, 32) else IMAGENET
+    color = CIFAR10 if images.shape[1:3] == (32, 32) else IMAGENET
+    statistics = GREY if images.shape[-1] == 1 else color
     return array_dataset(path.name, images, labels, classes=1, statistics=statistics)
 
 
@@ -92,10 +93,9 @@ def open_idx(folder: Path) -> Dataset | None:
     The training images if present, else the test images. The normalization is Fashion-MNIST's if the
     folder (or, for a folder called raw, its parent) has "fashion" in its name, else MNIST's.
     """
-    found = [(match[1] == "t10k", path) for path in folder.iterdir() if (match := _idx_match(path))]
-    if not found:
+    images_path = next((folder / name for name in _IDX_IMAGES if (folder / name).is_file()), None)
+    if images_path is None:
         return None
-    images_path = min(found)[1]
     names = [images_path.name.replace("images", "labels").replace("idx3", "idx1")]
     names.append(names[0].removesuffix(".gz") if names[0].endswith(".gz") else names[0] + ".gz")
     labels_path = next((folder / name for name in names if (folder / name).is_file()), None)
@@ -113,19 +113,20 @@ def open_cifar(folder: Path) -> Dataset | None:
     Each record is one label byte (CIFAR-100: the coarse label, then the fine one, which counts here) and
     3 x 32 x 32 pixels.
     """
-    for patterns, label_bytes, classes, statistics in (
-        (("data_batch_[1-5].bin", "test_batch.bin"), 1, 10, CIFAR10),
-        (("train.bin", "test.bin"), 2, 100, CIFAR100),
+    for names, label_bytes, classes, statistics in (
+        ([f"data_batch_{number}.bin" for number in range(1, 6)], 1, 10, CIFAR10),
+        (["test_batch.bin"], 1, 10, CIFAR10),
+        (["train.bin"], 2, 100, CIFAR100),
+        (["test.bin"], 2, 100, CIFAR100),
     ):
-        for pattern in patterns:
-            files = sorted(folder.glob(pattern))
-            if files:
-                records = np.concatenate([_read_records(file, label_bytes) for file in files])
-                labels = records[:, label_bytes - 1]
-                if labels.max() >= classes:
-                    raise DataError(f"{str(files[0])!r}: expected labels below {classes}, got {labels.max()}.")
-                images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-                return array_dataset(folder.name, images, labels, classes=classes, statistics=statistics)
+        files = [folder / name for name in names if (folder / name).is_file()]
+        if files:
+            records = np.concatenate([_read_records(file, label_bytes) for file in files])
+            labels = records[:, label_bytes - 1]
+            if labels.max() >= classes:
+                raise DataError(f"{str(folder)!r}: expected labels below {classes}, got {labels.max()}.")
+            images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            return array_dataset(folder.name, images, labels, classes=classes, statistics=statistics)
     return None
 
 
@@ -133,10 +134,6 @@ def has_pickled_cifar(folder: Path) -> bool:
     """Whether the folder holds CIFAR's "python version", whose files have no suffix."""
     cifar10 = (folder / "data_batch_1").is_file() or (folder / "test_batch").is_file()
     return cifar10 or all((folder / name).is_file() for name in ("train", "test", "meta"))
-
-
-def _idx_match(path: Path) -> re.Match[str] | None:
-    return _IDX_IMAGES.fullmatch(path.name)
 
 
 def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
@@ -148,7 +145,7 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
                 raise ValueError(f"its header is not that of {dimensions}-dimensional bytes")
             shape = [int(value) for value in np.frombuffer(header, dtype=">u4")[1:]]
             size = int(np.prod(shape, dtype=object))
-            if 0 in shape or size > 2**33:
+            if 0 in shape or size > 2**31:
                 raise ValueError(f"its header claims the shape {tuple(shape)}")
             values = file.read(size + 1)  # one more, to notice a file that is too long
     except _DAMAGED as error:
@@ -156,7 +153,7 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     if len(values) != size:
         came = "more" if len(values) > size else f"{len(values)}"
         raise DataError(f"cannot read {str(path)!r} as an idx file: expected {size} values, got {came}.")
-    return np.frombuffer(bytearray(values), dtype=np.uint8).reshape(shape)
+    return np.frombuffer(values, dtype=np.uint8).reshape(shape)
 
 
 def _read_records(path: Path, label_bytes: int) -> npt.NDArray[np.uint8]:

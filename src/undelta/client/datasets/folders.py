@@ -18,7 +18,7 @@ from undelta.client.datasets.arrays import has_pickled_cifar, open_cifar, open_i
 from undelta.client.datasets.dataset import IMAGENET, MAX_CLASSES, Dataset, square
 from undelta.errors import DataError
 
-SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _NUMBERED = re.compile(r"([0-9]{1,6})[_-]")
 _SPLITS = frozenset({"train", "val", "valid", "validation", "test"})
 
@@ -54,9 +54,7 @@ def open_pictures(folder: Path) -> Dataset:
     """
     flat = [path for path in sorted(folder.iterdir()) if _is_picture(path)]
     names = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
-    nested = [
-        (path, label) for label, name in enumerate(names) for path in sorted(_pictures_under(folder / name))
-    ]
+    nested = [(path, label) for label, name in enumerate(names) for path in sorted(_pictures_under(folder / name))]
     if flat and nested:
         raise DataError(
             f"{str(folder)!r} holds pictures both beside and inside its subfolders; keep either a flat "

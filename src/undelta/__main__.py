@@ -1,0 +1,5 @@
+"""``python -m undelta``."""
+
+from undelta.cli import main
+
+main()

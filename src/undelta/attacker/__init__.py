@@ -1,0 +1,1 @@
+"""The attacker's side: knows an Observation, nothing else."""

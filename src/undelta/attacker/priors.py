@@ -1,0 +1,136 @@
+"""Priors on dummy images: what natural images, or this client's batch statistics, look like (Reg in the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from undelta.attacker.replays import Replay
+from undelta.errors import ConfigError, MissingKnowledge
+from undelta.observation import Observation
+
+Penalty: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(images, labels) -> a differentiable scalar."""
+
+
+class Prior(Protocol):
+    """Any callable that prepares a penalty for an observation."""
+
+    def __call__(self, observation: Observation, replay: Replay) -> Penalty:
+        """The penalty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalVariation:
+    """weight · (mean |∂x| + mean |∂y|), as Geiping et al. 2020 define it."""
+
+    weight: float
+
+    def __call__(self, observation: Observation, replay: Replay) -> Penalty:
+        """The penalty."""
+        return lambda images, labels: self.weight * total_variation(images)
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Mean |∂x| + mean |∂y|; a direction in which the image is one pixel wide varies nothing."""
+    zero = images.new_zeros(())
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean() if images.shape[-2] > 1 else zero
+    right = (images[..., :, 1:] - images[..., :, :-1]).abs().mean() if images.shape[-1] > 1 else zero
+    return down + right
+
+
+Source: TypeAlias = Literal["server", "client"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormStatistics:
+    """weight · Σ_BN (‖μ* − μ‖₂ + ‖σ²* − σ²‖₂) over the inputs of every BatchNorm (Yin et al. 2021).
+
+    ``source`` says whose statistics are the target: the server's running ones, or those of the client's own
+    batches, recovered from the buffers it sent back. Without BatchNorm layers the penalty is zero.
+    """
+
+    weight: float
+    source: Source = "server"
+
+    def __post_init__(self) -> None:
+        if self.source not in ("server", "client"):
+            raise ConfigError(f"expected source 'server' or 'client', got {self.source!r}")
+
+    def __call__(self, observation: Observation, replay: Replay) -> Penalty:
+        """The penalty, averaged over the mini-batches of the replay (not the last one only)."""
+        targets = batch_norm_targets(observation, self.source)
+        if not targets or self.weight == 0:
+            return lambda images, labels: images.new_zeros(())
+
+        def penalty(images: Tensor, labels: Tensor) -> Tensor:
+            parts = []
+            for indices in replay.batches:
+                inputs = batch_norm_inputs(replay, images[indices], labels[indices])
+                for name, (mean, variance) in targets.items():
+                    # Running variances are unbiased, so the dummy ones are, too.
+                    axes = [axis for axis in range(inputs[name].dim()) if axis != 1]
+                    batch_variance, batch_mean = torch.var_mean(inputs[name], dim=axes)
+                    parts.append((mean - batch_mean).norm() + (variance - batch_variance).norm())
+            return self.weight * torch.stack(parts).sum() / len(replay.batches)
+
+        return penalty
+
+
+def batch_norm_inputs(replay: Replay, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """What every BatchNorm of the replay's network sees of a mini-batch at the replay's starting point."""
+    inputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda module, arguments: inputs.__setitem__(name, arguments[0])
+
+    hooks = [
+        module.register_forward_pre_hook(keep(name))
+        for name, module in replay.network.model.named_modules()
+        if isinstance(module, _BatchNorm)
+    ]
+    try:
+        replay.network.loss(replay.start, images, labels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return inputs
+
+
+def batch_norm_targets(observation: Observation, source: Source) -> dict[str, tuple[Tensor, Tensor]]:
+    """Target mean and variance of every BatchNorm's input.
+
+    Source "client": train-mode buffers after T = E·B steps with momentum m are r_T = (1−m)^T r_0 + (weighted batch
+    statistics), so (r_T − (1−m)^T r_0) / (1 − (1−m)^T) is the weighted mean of the batch statistics, exactly.
+    """
+    targets = {}
+    steps = observation.training.epochs * observation.training.batches
+    for name, module in observation.model().named_modules():
+        if not isinstance(module, _BatchNorm) or module.running_mean is None:
+            continue
+        pair = []
+        for buffer in ("running_mean", "running_var"):
+            key = f"{name}.{buffer}" if name else buffer
+            before, after = observation.initial[key], observation.received[key]
+            if source == "server":
+                pair.append(before)
+                continue
+            if torch.equal(before, after):
+                raise MissingKnowledge(
+                    f"the client's buffer {key!r} did not change, so it reveals no batch statistics "
+                    "(norm_mode 'eval', or withheld). Use the server's: source='server'."
+                )
+            # momentum None means a cumulative average over all batches the layer ever saw
+            if module.momentum is None:
+                seen = int(observation.received[key.replace(buffer, "num_batches_tracked")])
+                kept = (seen - steps) / seen
+            else:
+                kept = (1 - module.momentum) ** steps
+            pair.append((after - kept * before) / (1 - kept))
+        targets[name] = (pair[0], pair[1])
+    return targets

@@ -1,0 +1,32 @@
+"""What an attack returns: its guess, and how well that guess explains the update by the attacker's own measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+Status: TypeAlias = Literal["completed", "interrupted", "diverged"]
+
+
+class Moment(NamedTuple):
+    """One point of an attack's history."""
+
+    iteration: int
+    seconds: float
+    mismatch: float
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """An attack's result; failure is a status, not an exception."""
+
+    images: Tensor = field(repr=False)  # (N, C, H, W), pixels in [0, 1]
+    labels: Tensor  # (N,)
+    mismatch: float
+    iterations: int
+    seconds: float
+    status: Status
+    history: tuple[Moment, ...] = field(default=(), repr=False)

@@ -1,0 +1,135 @@
+"""Layer weights q⁽ˡ⁾: uniform, ramps per kind of layer, and the paper's error-driven enhancement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from undelta.errors import ConfigError
+from undelta.updates import Kind, Layer, Update
+
+
+class WeightsPart(Protocol):
+    """Any callable that gives the layers' weights for the current dummy update."""
+
+    def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
+        """The weights, (L,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Q:
+    """The paper's parameter vector (AWA eq_Q): ramps' ends per kind, the enhanced weight, and two shares.
+
+    ``other`` extends it to kinds of parameters that a ResNet does not have (class tokens, scales).
+    """
+
+    conv: float
+    norm: float
+    linear: float
+    enhanced: float
+    p_mean: float
+    p_var: float
+    other: float = 1.0
+
+    def __post_init__(self) -> None:
+        for key in ("conv", "norm", "linear", "enhanced", "other"):
+            if not 0 < getattr(self, key) < math.inf:
+                raise ConfigError(f"expected a weight {key} > 0, got {key}={getattr(self, key)}")
+        for key in ("p_mean", "p_var"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ConfigError(f"expected 0 <= {key} <= 1, got {key}={getattr(self, key)}")
+
+
+PAPER_Q = Q(conv=694.99, norm=898.67, linear=441.64, enhanced=789.51, p_mean=0.497, p_var=0.314)
+"""Tuned by the paper for ResNet-18 at N=16, E=32, B=4 (AWA tab_search_ranges_BO)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform:
+    """All layers weigh the same."""
+
+    def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
+        """Ones, (L,)."""
+        return _like(target).new_ones(len(layers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramps:
+    """Weights that change linearly with depth from 1 to q, per kind of layer (AWA eq_q_max_3kinds).
+
+    An end below 1 makes a ramp that decreases, which the paper does not consider and shallow nets like.
+    """
+
+    conv: float
+    norm: float
+    linear: float
+    other: float = 1.0
+
+    def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
+        """The ramps, (L,)."""
+        return _like(target).new_tensor(ramps(layers, vars(self)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorEnhanced:
+    """The paper's weights: ramps, and q_en for the layers with the largest errors (AWA eq_weight_aug)."""
+
+    q: Q = PAPER_Q
+
+    def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
+        """Weights for the current dummy update, (L,)."""
+        weights = _like(target).new_tensor(ramps(layers, vars(self.q)))
+        # Replace, not multiply: the ramps already favor deep layers (AWA eq_weight_aug).
+        weights[largest_errors(layers, dummy, target, self.q.p_mean, self.q.p_var)] = self.q.enhanced
+        return weights
+
+
+def ramps(layers: Sequence[Layer], ends: dict[Kind, float] | dict[str, float]) -> list[float]:
+    """The weight of each layer, by its rank among the layers of its kind."""
+    counts: dict[str, int] = {}
+    for layer in layers:
+        counts[layer.kind] = counts.get(layer.kind, 0) + 1
+    ranks = dict.fromkeys(counts, 0)
+    weights = []
+    for layer in layers:
+        end, count, rank = ends[layer.kind], counts[layer.kind], ranks[layer.kind]
+        weights.append(end if count == 1 else (end - 1) / (count - 1) * rank + 1)
+        ranks[layer.kind] += 1
+    return weights
+
+
+def largest_errors(layers: Sequence[Layer], dummy: Update, target: Update, p_mean: float, p_var: float) -> list[int]:
+    """P = P_mean ∩ P_var: layers whose mean and variance both are among the most wrong (AWA eq_subsec_P)."""
+    with torch.no_grad():
+        means, variances = _moments(layers, dummy)
+        target_means, target_variances = _moments(layers, target)
+        # A layer with mean exactly zero would divide by it; the guard ranks it first, as its limit does.
+        tiny = torch.finfo(means.dtype).tiny
+        mean_errors = (means - target_means).abs() / target_means.abs().clamp_min(tiny)
+        variance_errors = (variances - target_variances).abs() / target_variances.abs().clamp_min(tiny)
+        count = len(layers)
+        by_mean = mean_errors.argsort(descending=True, stable=True)[: math.ceil(p_mean * count)]
+        by_variance = variance_errors.argsort(descending=True, stable=True)[: math.ceil(p_var * count)]
+        return sorted(set(by_mean.tolist()) & set(by_variance.tolist()))
+
+
+def _moments(layers: Sequence[Layer], update: Update) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each layer's entries, weight and bias together."""
+    sums, squares, counts = [], [], []
+    for layer in layers:
+        parts = [update[name].reshape(-1) for name in layer.parameters]
+        sums.append(torch.stack([part.sum() for part in parts]).sum())
+        squares.append(torch.stack([torch.dot(part, part) for part in parts]).sum())
+        counts.append(sum(len(part) for part in parts))
+    total = torch.stack(sums).new_tensor(counts)
+    means = torch.stack(sums) / total
+    return means, torch.stack(squares) / total - means.square()
+
+
+def _like(update: Update) -> Tensor:
+    return next(iter(update.values()))

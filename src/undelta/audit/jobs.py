@@ -1,0 +1,141 @@
+"""What the command line does, without the command line: simulate, attack, score, demo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from undelta.attacker.matching import Watch
+from undelta.attacker.reconstruction import Reconstruction
+from undelta.audit.config import load_scenario, make_attack
+from undelta.audit.pictures import write_sheet
+from undelta.audit.record import (
+    Record,
+    describe_observation,
+    describe_scenario,
+    make_record,
+    read_results,
+    with_score,
+    write_results,
+)
+from undelta.audit.trial import Trial, run
+from undelta.client.disclose import disclose
+from undelta.client.private import load_private, save_private
+from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError, DataError
+from undelta.evaluation.score import score
+from undelta.recording import FORMAT, load_observation, read_tensors, save_observation, write_tensors
+
+RECONSTRUCTION = "reconstruction.safetensors"
+
+DEMO_SCENARIO = Scenario(
+    data="photos", image_size=32, num_samples=8, model="cnn", epochs=10, batches=4, learning_rate=0.004
+)
+DEMO_ATTACKS: dict[str, dict[str, Any]] = {"awa": {"steps": 200}, "strongest": {}}
+
+
+def simulate_job(scenario_path: Path, *, observation_path: Path, truth_path: Path, seed: int) -> Scenario:
+    """Train one client as the scenario says; write what the server sees, and the truth, to separate files."""
+    scenario = load_scenario(scenario_path)
+    private = scenario.draw(seed)
+    observation = disclose(private, scenario, seed=seed)
+    save_private(private, truth_path, {**describe_scenario(scenario), "seed": seed})
+    save_observation(observation, observation_path)
+    return scenario
+
+
+def attack_job(
+    observation_path: Path,
+    *,
+    attack: str,
+    arguments: Mapping[str, Any],
+    out: Path,
+    seed: int,
+    model: str | None = None,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+) -> Record:
+    """Attack an observation file; the truth is nowhere near."""
+    method = make_attack(attack, arguments)
+    check_directory(out, overwrite=overwrite)
+    observation = load_observation(observation_path, model=model)
+    reconstruction = method(observation, seed=seed, watch=watch)
+    record = make_record(
+        attack=attack,
+        arguments=arguments,
+        scenario=describe_observation(observation),
+        seed=seed,
+        reconstruction=reconstruction,
+    )
+    make_directory(out)
+    write_tensors(
+        out / RECONSTRUCTION,
+        {"images": reconstruction.images, "labels": reconstruction.labels},
+        {"format": FORMAT, "kind": "reconstruction"},
+    )
+    write_sheet(out / "reconstruction.png", [("reconstruction", reconstruction.images)])
+    write_results(out, [record])
+    return record
+
+
+def score_job(directory: Path, *, truth_path: Path) -> Record:
+    """Score an attack's run directory against the truth; adds the metrics to its results and its picture."""
+    records = read_results(directory)
+    if len(records) != 1:
+        raise DataError(f"{directory}: expected the results of one attack, got {len(records)} records")
+    tensors, _ = read_tensors(directory / RECONSTRUCTION, kind="reconstruction", error=DataError)
+    private, scenario = load_private(truth_path)
+    record = records[0]
+    reconstruction = Reconstruction(
+        images=tensors["images"],
+        labels=tensors["labels"],
+        mismatch=record["mismatch"],
+        iterations=record["iterations"],
+        seconds=record["seconds"],
+        status=record["status"],
+    )
+    result = score(reconstruction, private)
+    record = with_score({**record, "scenario": scenario}, result)
+    rows = [("original", private.images), (record["attack"], reconstruction.images[list(result.order)])]
+    write_sheet(directory / "reconstruction.png", rows)
+    write_results(directory, [record])
+    return record
+
+
+def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None = None) -> list[Record]:
+    """Eight private photographs, one update, two attacks side by side."""
+    make_directory(out)
+    records: list[Record] = []
+    rows: list[tuple[str, Tensor]] = []
+    for name, arguments in DEMO_ATTACKS.items():
+        trial = Trial(scenario=DEMO_SCENARIO, attack=name, arguments=arguments, seed=seed)
+        outcome = run(trial, watch=watch(name) if watch else None)
+        if not rows:
+            rows.append(("private originals, which the attacks never see", outcome.private.images))
+        caption = f"{name}: reconstructed from the shared update, PSNR {outcome.score.psnr:.1f} dB"
+        rows.append((caption, outcome.reconstruction.images[list(outcome.score.order)]))
+        records.append(outcome.record)
+        if outcome.reconstruction.status == "interrupted":
+            break
+    write_sheet(out / "reconstruction.png", rows)
+    write_results(out, records)
+    return records
+
+
+def check_directory(out: Path, *, overwrite: bool) -> None:
+    """Refuse to write over a finished run."""
+    if (out / "results.json").exists() and not overwrite:
+        raise ConfigError(f"{out} already holds results; choose another --out, or pass --overwrite")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; choose a directory for --out")
+
+
+def make_directory(out: Path) -> None:
+    """Make a run directory."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"cannot make the directory {out}: {problem.strerror}") from problem

@@ -1,0 +1,118 @@
+"""Records: one line of results per trial, as written to ``results.json``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import undelta
+from undelta.attacker.reconstruction import Reconstruction
+from undelta.client.scenario import Scenario
+from undelta.errors import DataError
+from undelta.evaluation.score import Score
+from undelta.observation import Observation
+from undelta.recording import write_bytes
+
+SCHEMA = 1
+Record = dict[str, Any]
+
+
+def make_record(
+    *,
+    attack: str,
+    arguments: Mapping[str, Any],
+    scenario: Mapping[str, Any],
+    seed: int,
+    reconstruction: Reconstruction,
+) -> Record:
+    """What is known of a trial before it is scored; metrics are null."""
+    seconds, iterations = reconstruction.seconds, reconstruction.iterations
+    return {
+        "attack": attack,
+        "attack_arguments": dict(arguments),
+        "scenario": dict(scenario),
+        "seed": seed,
+        "psnr": None,
+        "ssim": None,
+        "lpips": None,
+        "mse": None,
+        "mismatch": reconstruction.mismatch,
+        "iterations": iterations,
+        "seconds": seconds,
+        "seconds_per_iteration": seconds / iterations if iterations else None,
+        "peak_memory_mb": peak_memory_mb(),
+        "status": reconstruction.status,
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "history": [moment._asdict() for moment in reconstruction.history],
+        "images": [],
+    }
+
+
+def with_score(record: Record, score: Score) -> Record:
+    """The record with its metrics filled in."""
+    values = asdict(score)
+    means = {key: values[key] for key in ("psnr", "ssim", "lpips", "mse")}
+    return {**record, **means, "images": [dict(image) for image in values["images"]]}
+
+
+def describe_scenario(scenario: Scenario) -> dict[str, Any]:
+    """A scenario as JSON."""
+    return asdict(scenario)
+
+
+def describe_observation(observation: Observation) -> dict[str, Any]:
+    """What an observation alone says of its scenario; the source of the data and the round are unknown."""
+    return {
+        "data": None,
+        "image_size": observation.image.shape[-1],
+        "model": observation.architecture.name,
+        "model_arguments": dict(observation.architecture.arguments),
+        "num_samples": observation.num_samples,
+        **asdict(observation.training),
+        "rounds": None,
+        "grant_labels": observation.labels is not None,
+    }
+
+
+def write_results(directory: Path, records: Sequence[Record]) -> None:
+    """Write ``results.json`` whole or not at all."""
+    results = {"schema": SCHEMA, "undelta": undelta.__version__, "records": list(records)}
+    write_bytes(directory / "results.json", json.dumps(results, indent=1, allow_nan=False).encode())
+
+
+def read_results(directory: Path) -> list[Record]:
+    """The records of a run directory."""
+    path = directory / "results.json"
+    try:
+        results = json.loads(path.read_text())
+    except OSError as problem:
+        raise DataError(f"{path}: {problem.strerror}") from problem
+    except ValueError as problem:
+        raise DataError(f"{path}: not valid JSON ({problem})") from problem
+    if not isinstance(results, dict) or results.get("schema") != SCHEMA or not isinstance(results.get("records"), list):
+        raise DataError(f"{path}: expected results of schema {SCHEMA}")
+    return list(results["records"])
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on."""
+    packages = {name: version(name) for name in ("torch", "numpy", "scipy", "scikit-image")}
+    return {"undelta": undelta.__version__, "python": platform.python_version(), **packages}
+
+
+def peak_memory_mb() -> float:
+    """The largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

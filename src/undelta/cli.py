@@ -1,0 +1,211 @@
+"""The command line. Torch is imported only when a command needs it, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from undelta.errors import UndeltaError
+
+if TYPE_CHECKING:
+    from undelta.attacker.matching import Watch
+    from undelta.attacker.reconstruction import Moment
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Measure how much private training data a federated-learning update reveals. For data you own.",
+)
+
+Seed = Annotated[int, typer.Option(help="Makes everything repeatable.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack, such as tv=0.001; repeatable."),
+]
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="Where results go.")] = Path("undelta-demo"), seed: Seed = 0) -> None:
+    """Reconstruct eight photographs from one simulated update, with the paper's attack and with our strongest."""
+    from undelta.audit.jobs import demo_job
+
+    with _progress() as progress:
+        records = demo_job(out, seed=seed, watch=progress.start)
+    _print_table(records)
+    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nResults:  {out / 'results.json'}")
+    _exit_if_interrupted(records)
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="A TOML file; its keys are the fields of Scenario.")],
+    observation: Annotated[Path, typer.Option(help="Where to write what the server sees.")],
+    truth: Annotated[Path, typer.Option(help="Where to write the private images, for scoring.")],
+    seed: Seed = 0,
+) -> None:
+    """Train one federated client and record its update."""
+    from undelta.audit.jobs import simulate_job
+
+    done = simulate_job(scenario, observation_path=observation, truth_path=truth, seed=seed)
+    typer.echo(
+        f"One client of {done.model} trained on {done.num_samples} images of {done.data} "
+        f"(E={done.epochs}, B={done.batches}, learning rate {done.learning_rate:g}).\n"
+        f"The server sees {observation}; the truth is in {truth}."
+    )
+
+
+@app.command()
+def attack(
+    observation: Annotated[Path, typer.Argument(help="A recorded update.")],
+    out: Annotated[Path, typer.Option(help="Where results go.")],
+    attack: Annotated[str, typer.Option(help="Its name; `undelta list` shows all.")] = "strongest",
+    steps: Annotated[int | None, typer.Option(help="Attack iterations.")] = None,
+    seed: Seed = 0,
+    settings: Settings = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in --out.")] = False,
+) -> None:
+    """Reconstruct images from a recorded update. Never reads the truth."""
+    from undelta.audit.config import parse_settings
+    from undelta.audit.jobs import attack_job
+
+    arguments: dict[str, Any] = parse_settings(settings or [])
+    if steps is not None:
+        arguments["steps"] = steps
+    with _progress() as progress:
+        record = attack_job(
+            observation,
+            attack=attack,
+            arguments=arguments,
+            out=out,
+            seed=seed,
+            model=model,
+            overwrite=overwrite,
+            watch=progress.start(attack),
+        )
+    _print_table([record])
+    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nTo score: undelta score {out} --truth TRUTH")
+    _exit_if_interrupted([record])
+
+
+@app.command()
+def score(
+    directory: Annotated[Path, typer.Argument(help="What `undelta attack --out` wrote.")],
+    truth: Annotated[Path, typer.Option(help="The private images, as `undelta simulate` wrote them.")],
+) -> None:
+    """Compare a reconstruction with the truth."""
+    from undelta.audit.jobs import score_job
+
+    record = score_job(directory, truth_path=truth)
+    _print_table([record])
+    typer.echo(f"Pictures: {directory / 'reconstruction.png'}")
+
+
+@app.command("list")
+def list_parts() -> None:
+    """Name the attacks, models and data sources."""
+    from undelta.attacker.attacks import ATTACKS
+    from undelta.client.datasets import SOURCES
+    from undelta.models import MODELS
+
+    for title, parts in (("Attacks", ATTACKS), ("Models", MODELS), ("Data", SOURCES)):
+        typer.echo(title)
+        for name, part in parts.items():
+            typer.echo(f"  {name:<12} {(part.__doc__ or '').strip().splitlines()[0]}")
+    typer.echo("  any image folder, .npz file, or MNIST, Fashion-MNIST and CIFAR files on disk")
+
+
+class _Progress:
+    """A live line per attack: iterations, speed, mismatch, time left. Silent where nobody watches."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.console = Console(stderr=True)
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]:.1f} it/s  mismatch {task.fields[mismatch]:.4f}  left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+
+    def start(self, name: str) -> Watch:
+        """A watch that feeds one line."""
+        task = None
+
+        def watch(moment: Moment, total: int) -> None:
+            nonlocal task
+            if task is None:
+                task = self.bars.add_task(name, total=total, speed=0.0, mismatch=1.0)
+            speed = self.bars.tasks[task].speed or 0.0
+            self.bars.update(task, completed=moment.iteration + 1, speed=speed, mismatch=moment.mismatch)
+
+        return watch
+
+
+@contextmanager
+def _progress() -> Iterator[_Progress]:
+    progress = _Progress()
+    with progress.bars:
+        yield progress
+
+
+def _print_table(records: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    columns = ("attack", "PSNR", "SSIM", "LPIPS", "mismatch", "iterations", "seconds", "status")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("attack", "status") else "right")
+    for record in records:
+        table.add_row(
+            record["attack"],
+            _number(record["psnr"], ".1f", " dB"),
+            _number(record["ssim"], ".3f"),
+            _number(record["lpips"], ".3f"),
+            _number(record["mismatch"], ".4f"),
+            str(record["iterations"]),
+            _number(record["seconds"], ".1f"),
+            record["status"],
+        )
+    Console().print(table)
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "n/a" if value is None else f"{value:{form}}{unit}"
+
+
+def _exit_if_interrupted(records: list[dict[str, Any]]) -> None:
+    if any(record["status"] == "interrupted" for record in records):
+        typer.echo("Interrupted: what you see is the result up to that point.", err=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def main() -> None:
+    """Run the command line; an error that the user can mend is one line and exit code 2."""
+    try:
+        app()
+    except UndeltaError as problem:
+        message = " ".join(str(problem).split())
+        typer.echo(f"undelta: {message}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

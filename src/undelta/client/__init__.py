@@ -1,0 +1,1 @@
+"""The client's side: knows the truth. The attacker cannot import it."""

@@ -1,0 +1,60 @@
+"""FedAvg (McMahan et al. 2017; AWA section III-B): rounds over K clients, to reach any stage of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from undelta.client.local import train
+from undelta.client.private import Private
+from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError
+from undelta.models import build
+from undelta.observation import ImageSpec
+from undelta.seeding import global_stream, stream
+from undelta.updates import State
+
+
+def initial_model(scenario: Scenario, image: ImageSpec, *, seed: int, dtype: torch.dtype) -> nn.Module:
+    """The server's model before the first round."""
+    builder = scenario.builder()
+    with global_stream("server", seed, "model"):
+        if builder is not None:
+            model = builder(**scenario.model_arguments)
+        else:
+            model = build(scenario.model, scenario.model_arguments, shape=image.shape, classes=image.classes)
+    return model.to(dtype)
+
+
+def federate(
+    scenario: Scenario, clients: Sequence[Private], image: ImageSpec, *, seed: int, dtype: torch.dtype
+) -> nn.Module:
+    """The global model after the scenario's earlier rounds: what the attacked client is sent."""
+    model = initial_model(scenario, image, seed=seed, dtype=dtype)
+    selection = stream("server", seed, "selection")
+    for number in range(scenario.rounds):
+        chosen = torch.randperm(len(clients), generator=selection)[: scenario.participants].tolist()
+        states, weights = [], []
+        for k in chosen:
+            run = train(model, clients[k], scenario.training, image, seed=("client", seed, "round", number, k))
+            states.append(run.state)
+            weights.append(scenario.weights[k])
+        model.load_state_dict(average(states, weights))
+    return model
+
+
+def average(states: Sequence[State], weights: Sequence[float]) -> State:
+    """Σ ρ_k θ⁽ᵏ⁾ over the participants, their weights scaled to sum to one; counters take their maximum."""
+    total = sum(weights)
+    if total <= 0:
+        raise ConfigError("the clients selected for a round all have weight 0; raise participants or client_weights")
+    mean: State = {}
+    for name, first in states[0].items():
+        if first.is_floating_point():
+            parts = [state[name] * (weight / total) for state, weight in zip(states, weights, strict=True)]
+            mean[name] = torch.stack(parts).sum(0)
+        else:
+            mean[name] = torch.stack([state[name] for state in states]).amax(0)
+    return mean

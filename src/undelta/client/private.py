@@ -1,0 +1,48 @@
+"""What must not leak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undelta.errors import DataError
+from undelta.recording import FORMAT, read_tensors, write_tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Private:
+    """One client's training data."""
+
+    images: Tensor = field(repr=False)  # (N, C, H, W), pixels in [0, 1]
+    labels: Tensor = field(repr=False)  # (N,) int64
+
+    def __post_init__(self) -> None:
+        if self.images.dim() != 4 or self.labels.shape != self.images.shape[:1]:
+            raise DataError(
+                f"expected images (N, C, H, W) and labels (N,), got shapes {tuple(self.images.shape)} "
+                f"and {tuple(self.labels.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def save_private(private: Private, path: str | Path, scenario: dict[str, Any]) -> None:
+    """Write the truth, with the scenario it belongs to, for scoring later."""
+    metadata = {"format": FORMAT, "kind": "truth", "scenario": scenario}
+    write_tensors(path, {"images": private.images, "labels": private.labels}, metadata)
+
+
+def load_private(path: str | Path) -> tuple[Private, dict[str, Any]]:
+    """Read the truth and its scenario."""
+    tensors, metadata = read_tensors(path, kind="truth", error=DataError)
+    if set(tensors) != {"images", "labels"} or not isinstance(metadata.get("scenario"), dict):
+        raise DataError(f"{path}: expected images, labels and a scenario, got {', '.join(sorted(tensors))}")
+    private = Private(images=tensors["images"], labels=tensors["labels"])
+    if not torch.isfinite(private.images).all():
+        raise DataError(f"{path}: the images hold NaN or infinite values")
+    return private, metadata["scenario"]

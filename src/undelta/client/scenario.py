@@ -1,0 +1,126 @@
+"""A scenario: whose data, which model, what training, how many rounds, and what the server is granted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from undelta.client.datasets import Dataset, open_dataset, pick
+from undelta.client.private import Private
+from undelta.errors import ConfigError
+from undelta.observation import Architecture, Builder, ImageSpec
+from undelta.recording import import_builder
+from undelta.seeding import stream
+from undelta.training import LocalTraining, LossName, NormMode
+
+DEFAULT_SIZE = 32  # side of photographs, which have no native one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """All that determines an update, given a seed. The attacked client is the first of ``clients``."""
+
+    data: str = "photos"
+    """A named source (photos, faces, digits), a folder of images, an .npz file, or MNIST/CIFAR files on disk."""
+    image_size: int | None = None
+    """Side of the images; None keeps the data's own, or 32 for photographs."""
+    num_samples: int = 8
+    model: str = "cnn"
+    """A built-in model, or ``package.module:function``."""
+    model_arguments: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 10
+    batches: int = 4
+    learning_rate: float = 0.004
+    loss: LossName = "cross_entropy"
+    norm_mode: NormMode = "train"
+    rounds: int = 0
+    """FedAvg rounds over all clients before the attacked one."""
+    clients: int = 1
+    participants: int = 1
+    """Clients that the server selects for each earlier round."""
+    client_samples: tuple[int, ...] = ()
+    """Samples of each client; empty: ``num_samples`` each. The first must equal ``num_samples``."""
+    client_weights: tuple[float, ...] = ()
+    """The weights ρ_k of AWA eq_FL; empty: proportional to the clients' samples."""
+    grant_labels: bool = True
+    """Whether the server learns the multiset of labels."""
+
+    def __post_init__(self) -> None:
+        self.training.sizes(self.num_samples)
+        for key, least in (("num_samples", 1), ("clients", 1), ("participants", 1), ("rounds", 0)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"expected {key} >= {least}, got {key}={getattr(self, key)}")
+        if self.participants > self.clients:
+            raise ConfigError(f"expected participants <= clients={self.clients}, got {self.participants}")
+        if self.image_size is not None and not 1 <= self.image_size <= 4096:
+            raise ConfigError(f"expected 1 <= image_size <= 4096, got image_size={self.image_size}")
+        for key in ("client_samples", "client_weights"):
+            if getattr(self, key) and len(getattr(self, key)) != self.clients:
+                raise ConfigError(f"expected {self.clients} {key}, got {len(getattr(self, key))}")
+        if self.client_samples and self.client_samples[0] != self.num_samples:
+            raise ConfigError(
+                f"the attacked client is the first: expected client_samples[0] = {self.num_samples}, "
+                f"got {self.client_samples[0]}"
+            )
+        for samples in self.client_samples:
+            self.training.sizes(samples)
+        if self.client_weights and (min(self.client_weights) < 0 or sum(self.client_weights) <= 0):
+            raise ConfigError(f"expected client_weights >= 0 that are not all 0, got {self.client_weights}")
+
+    @property
+    def training(self) -> LocalTraining:
+        """What the server assigns to each client."""
+        return LocalTraining(
+            epochs=self.epochs,
+            batches=self.batches,
+            learning_rate=self.learning_rate,
+            loss=self.loss,
+            norm_mode=self.norm_mode,
+        )
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model by name."""
+        return Architecture(name=self.model, arguments=dict(self.model_arguments))
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """N^(k) of every client."""
+        return self.client_samples or (self.num_samples,) * self.clients
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """ρ_k of every client, summing to one (AWA eq_FL)."""
+        raw = self.client_weights or tuple(map(float, self.samples))
+        return tuple(weight / sum(raw) for weight in raw)
+
+    def builder(self) -> Builder | None:
+        """The function behind a custom model; a scenario is the user's own word, so it is imported."""
+        return import_builder(self.model)
+
+    def image_spec(self) -> ImageSpec:
+        """What the model's inputs look like."""
+        return self._image_spec(open_dataset(self.data))
+
+    def _image_spec(self, dataset: Dataset) -> ImageSpec:
+        side = self._side(dataset)
+        return ImageSpec(
+            shape=(dataset.channels, side, side), mean=dataset.mean, std=dataset.std, classes=dataset.classes
+        )
+
+    def _side(self, dataset: Dataset) -> int:
+        return self.image_size or dataset.native_size or DEFAULT_SIZE
+
+    def draw(self, seed: int) -> Private:
+        """The attacked client's data."""
+        return self.draw_all(seed)[0]
+
+    def draw_all(self, seed: int) -> tuple[Private, ...]:
+        """Every client's data: disjoint random draws from the source."""
+        dataset = open_dataset(self.data)
+        indices = pick(dataset, sum(self.samples), stream("client", seed, "data"))
+        return tuple(
+            Private(images=dataset.draw(part, self._side(dataset)), labels=dataset.labels[part])
+            for part in indices.split(list(self.samples))
+        )
