@@ -33,9 +33,7 @@ def test_identical_images_have_the_capped_psnr_and_ssim_one() -> None:
 def test_psnr_equals_scikit_image() -> None:
     images, originals = pair(3, 3, 9, 12)
     expected = [
-        peak_signal_noise_ratio(
-            y.double().numpy(), x.double().numpy(), data_range=1
-        )
+        peak_signal_noise_ratio(y.double().numpy(), x.double().numpy(), data_range=1)
         for x, y in zip(images, originals, strict=True)
     ]
     assert psnr(images, originals).tolist() == pytest.approx(expected, abs=1e-9)
