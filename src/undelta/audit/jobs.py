@@ -34,7 +34,7 @@ RECONSTRUCTION = "reconstruction.safetensors"
 DEMO_SCENARIO = Scenario(
     data="photos", image_size=32, num_samples=8, model="cnn", epochs=10, batches=4, learning_rate=0.004
 )
-DEMO_ATTACKS: dict[str, dict[str, Any]] = {"awa": {"steps": 200}, "strongest": {}}
+DEMO_ATTACKS: dict[str, dict[str, Any]] = {"awa": {"steps": 160}, "strongest": {}}
 
 
 def simulate_job(scenario_path: Path, *, observation_path: Path, truth_path: Path, seed: int) -> Scenario:
@@ -110,7 +110,7 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
     make_directory(out)
     records: list[Record] = []
     rows: list[tuple[str, Tensor]] = []
-    for name, arguments in DEMO_ATTACKS.items():
+    for name, arguments in DEMO_ATTACKS: dict[str, dict[str, Any]] = {"awa": {"steps": 160}, "strongest": {}}
         trial = Trial(scenario=DEMO_SCENARIO, attack=name, arguments=arguments, seed=seed)
         outcome = run(trial, watch=watch(name) if watch else None)
         if not rows:
