@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from undelta.errors import ObservationError
+from undelta.errors import MissingKnowledge, ObservationError
 from undelta.models import build
 from undelta.training import LocalTraining
 from undelta.updates import State
+
+Hyperparameter = Literal["epochs", "learning_rate"]
 
 Builder = Callable[..., nn.Module]
 """Any function that makes a model; it is called with the architecture's arguments."""
@@ -83,6 +85,8 @@ class Observation:
     num_samples: int
     image: ImageSpec
     labels: Tensor | None = None
+    unknown: tuple[Hyperparameter, ...] = ()
+    """Hyperparameters that the server does not know; ``training`` holds a 1 in their place."""
     builder: Builder | None = field(default=None, compare=False)
     """Makes a custom model; never read from a file, always named by the user."""
 
@@ -94,6 +98,9 @@ class Observation:
         self.training.sizes(self.num_samples)
         if self.labels is not None:
             _check_labels(self.labels, self.num_samples, self.image.classes)
+        for key in self.unknown:
+            if getattr(self.training, key) != 1:
+                raise ObservationError(f"{key} is said to be unknown, but {getattr(self.training, key)} is given")
         self._check_states()
 
     def _check_states(self) -> None:
@@ -101,7 +108,8 @@ class Observation:
             expected = self._build().state_dict()
         dtypes = set()
         for side, state in (("initial", self.initial), ("received", self.received)):
-            _check_names(side, set(expected), set(state))
+            # The server knows what it sent; what it received may be a part of it (layers or buffers withheld).
+            _check_names(side, set(expected) if side == "initial" else set(), set(expected), set(state))
             for name, tensor in state.items():
                 _check_tensor(f"{side} state, {name!r}", tensor, expected[name])
                 if tensor.is_floating_point():
@@ -129,10 +137,39 @@ class Observation:
         """The model as the server sent it, rebuilt."""
         with torch.device("meta"):
             model = self._build()
-        model.to_empty(device=next(iter(self.initial.values())).device)
+        model.to_empty(device=self.device)
         # assign=True keeps the state's dtype; clones keep the model from sharing memory with the observation.
         model.load_state_dict({name: tensor.clone() for name, tensor in self.initial.items()}, assign=True)
         return model
+
+    @property
+    def epochs(self) -> int:
+        """E, or MissingKnowledge."""
+        self._require("epochs")
+        return self.training.epochs
+
+    @property
+    def learning_rate(self) -> float:
+        """η, or MissingKnowledge."""
+        self._require("learning_rate")
+        return self.training.learning_rate
+
+    def _require(self, key: Hyperparameter) -> None:
+        if key in self.unknown:
+            raise MissingKnowledge(
+                f"this attack needs the client's {key}, which the observation does not reveal. Use one that only "
+                "matches directions (sme, ig, strongest with its defaults), or state your guess of it."
+            )
+
+    @property
+    def path_length(self) -> float:
+        """η·E·B, the learning rates of all of the client's steps together."""
+        return self.learning_rate * self.epochs * self.training.batches
+
+    @property
+    def device(self) -> torch.device:
+        """Where the states are."""
+        return next(iter(self.initial.values())).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -160,8 +197,10 @@ def _check_labels(labels: Tensor, num_samples: int, classes: int) -> None:
         raise ObservationError("labels: expected a sorted multiset; their order would reveal the client's")
 
 
-def _check_names(side: str, expected: set[str], found: set[str]) -> None:
-    for problem, names in (("lacks", expected - found), ("has the unknown entry", found - expected)):
+def _check_names(side: str, needed: set[str], known: set[str], found: set[str]) -> None:
+    if not found:
+        raise ObservationError(f"the {side} state is empty")
+    for problem, names in (("lacks", needed - found), ("has the unknown entry", found - known)):
         if names:
             first, more = sorted(names)[0], len(names) - 1
             raise ObservationError(

@@ -22,7 +22,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from undelta.errors import ConfigError, ObservationError, UndeltaError
-from undelta.observation import Architecture, Builder, ImageSpec, Observation
+from undelta.observation import Architecture, Builder, Hyperparameter, ImageSpec, Observation
 from undelta.parsing import parse
 from undelta.training import LocalTraining
 
@@ -37,6 +37,7 @@ class _Metadata:
     training: LocalTraining
     num_samples: int
     image: ImageSpec
+    unknown: tuple[Hyperparameter, ...] = ()
 
 
 def save_observation(observation: Observation, path: str | Path) -> None:
@@ -48,6 +49,7 @@ def save_observation(observation: Observation, path: str | Path) -> None:
         training=observation.training,
         num_samples=observation.num_samples,
         image=observation.image,
+        unknown=observation.unknown,
     )
     tensors = {f"initial/{name}": tensor for name, tensor in observation.initial.items()}
     tensors |= {f"received/{name}": tensor for name, tensor in observation.received.items()}
@@ -82,6 +84,7 @@ def load_observation(path: str | Path, *, model: str | Builder | None = None) ->
             num_samples=metadata.num_samples,
             image=metadata.image,
             labels=labels,
+            unknown=metadata.unknown,
             builder=import_builder(model) if isinstance(model, str) else model,
         )
     except UndeltaError as problem:

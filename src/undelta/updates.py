@@ -74,8 +74,11 @@ def difference(after: Mapping[str, Tensor], before: Mapping[str, Tensor], names:
 
 
 def along(start: Mapping[str, Tensor], update: Update, fraction: float) -> Update:
-    """The point θ + fraction·u on the straight line from θ (AWA eq_theta_approximate)."""
-    return {name: start[name] + fraction * change for name, change in update.items()}
+    """The point θ + fraction·u on the straight line from θ (AWA eq_theta_approximate).
+
+    Where the update is not observed, the point stays at θ.
+    """
+    return {name: value + fraction * update[name] if name in update else value for name, value in start.items()}
 
 
 def scaled(update: Update, factor: float) -> Update:

@@ -1,31 +1,31 @@
-"""The one optimization loop: move dummy images until their replay explains the observed update.
+"""Gradient matching: move dummy images until their replay explains the observed update.
 
 Methods are values of `GradientMatching`; they differ by fields, not by subclasses. `Phases` chains them.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from undelta.attacker.distances import Distance, cosine, mismatch
+from undelta.attacker.canvas import Canvas, Pixels, Variables
+from undelta.attacker.distances import Distance, cosine
+from undelta.attacker.journal import Journal
 from undelta.attacker.labels import LabelSource, disclosed
+from undelta.attacker.loop import Loop
 from undelta.attacker.optimizers import Adam, Optimizer, Schedule, constant
-from undelta.attacker.priors import Penalty, Prior
+from undelta.attacker.priors import Prior
 from undelta.attacker.reconstruction import Moment, Reconstruction, Status
-from undelta.attacker.replays import Replay, ReplayPart
+from undelta.attacker.replays import ReplayPart
 from undelta.attacker.weights import Uniform, WeightsPart
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.seeding import stream
-from undelta.updates import layers_of
 
 RECORD_EVERY = 10  # iterations between two points of the history
 
@@ -36,16 +36,24 @@ Watch = Callable[[Moment, int], None]
 class Attack(Protocol):
     """Any callable that reconstructs images from an observation alone."""
 
-    def __call__(self, observation: Observation, *, seed: int = 0, watch: Watch | None = None) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        *,
+        seed: int = 0,
+        watch: Watch | None = None,
+        journal: Journal | None = None,
+    ) -> Reconstruction:
         """The reconstruction; equal seeds give equal results on one machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a loop begins: dummy images in the model's input space, and their labels."""
+    """Where a later phase begins."""
 
-    images: Tensor
+    images: Tensor  # in the model's input space
     labels: Tensor
+    variables: Variables = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +65,27 @@ class GradientMatching:
     weights: WeightsPart = Uniform()
     priors: tuple[Prior, ...] = ()
     labels: LabelSource = disclosed
+    canvas: Canvas = Pixels()
     optimizer: Optimizer = Adam()
     schedule: Schedule = constant
+    path_rate: float = 1e-3
+    """Adam's rate for what the replay itself learns."""
     signed: bool = False
     """Step along the sign of the gradient only (Geiping et al. 2020)."""
+    noise: float = 0.0
+    """Gaussian noise on the images after every step, relative to the step length (Yin et al. 2021)."""
     box: bool = True
     """Keep the images within the range of real pixels."""
     steps: int = 10_000
     restarts: int = 1
-    """Independent tries; the one with the smallest mismatch of its own wins. No private image is involved."""
+    """Independent tries, one after the other; the smallest mismatch of its own wins. No private image is involved."""
+    group: int = 1
+    """Tries that run side by side and are pulled to their common mean; the smallest mismatch wins."""
+    consistency: float = 0.0
+    """How strongly a group's members are pulled together (Yin et al. 2021)."""
 
     def __post_init__(self) -> None:
-        for key in ("steps", "restarts"):
+        for key in ("steps", "restarts", "group"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"expected {key} >= 1, got {key}={getattr(self, key)}")
 
@@ -84,13 +101,21 @@ class GradientMatching:
         seed: int = 0,
         start: Start | None = None,
         watch: Watch | None = None,
+        journal: Journal | None = None,
+        label: str = "",
     ) -> Reconstruction:
         """Attack; a start given by an earlier phase takes the place of noise."""
         best: Reconstruction | None = None
         iterations, seconds = 0, 0.0
         for restart in range(self.restarts):
-            loop = _Loop(self, observation, stream("attacker", seed, restart), start)
-            result = loop.run(_counting(watch, restart * self.steps, self.total_steps))
+            result = self._run(
+                observation,
+                (seed, restart),
+                start,
+                _counting(watch, restart * self.steps, self.total_steps),
+                journal,
+                f"{label}restart {restart}",
+            )
             iterations, seconds = iterations + result.iterations, seconds + result.seconds
             if best is None or _rank(result) < _rank(best):
                 best = result
@@ -99,6 +124,66 @@ class GradientMatching:
                 break
         assert best is not None  # noqa: S101
         return replace(best, iterations=iterations, seconds=seconds)
+
+    def _run(
+        self,
+        observation: Observation,
+        seed: tuple[int, int],
+        start: Start | None,
+        watch: Watch | None,
+        journal: Journal | None,
+        label: str,
+    ) -> Reconstruction:
+        """One try (of a group of runs, side by side)."""
+        if journal and (done := journal.finished(label)):
+            return done
+        loops = [Loop(self, observation, stream("attacker", *seed, member), start) for member in range(self.group)]
+        history, iteration, elapsed = list[Moment](), 0, 0.0
+        if journal and (state := journal.current(label)):
+            for loop, values in zip(loops, state["loops"], strict=True):
+                loop.load(values)
+            iteration, elapsed = state["iteration"], state["elapsed"]
+            history = [Moment(*moment) for moment in state["history"]]
+        began = time.perf_counter() - elapsed
+        status: Status = "completed"
+
+        def checkpoint() -> dict[str, object]:
+            return {
+                "loops": [loop.state() for loop in loops],
+                "iteration": iteration,
+                "elapsed": time.perf_counter() - began,
+                "history": [tuple(moment) for moment in history],
+            }
+
+        try:
+            while iteration < self.steps:
+                record = iteration % RECORD_EVERY == 0
+                if self.group > 1:
+                    consensus = torch.stack([loop.images for loop in loops]).mean(0)
+                    for loop in loops:
+                        loop.consensus = consensus
+                sound = [loop.step(iteration, record=record) for loop in loops]
+                if not all(sound):
+                    status = "diverged"
+                    break
+                if record:
+                    lead = min(loops, key=lambda loop: loop.mismatch)
+                    moment = Moment(iteration, time.perf_counter() - began, lead.mismatch, lead.loss)
+                    history.append(moment)
+                iteration += 1
+                if record and watch:
+                    watch(moment, self.steps)
+                if journal and journal.due:
+                    journal.save(label, checkpoint())
+        except KeyboardInterrupt:
+            status = "interrupted"
+        seconds = time.perf_counter() - began
+        results = [loop.result(status, iteration, seconds, history) for loop in loops]
+        result = min(results, key=_rank)
+        # An interrupted run stays where its last checkpoint is: the step under way may be half done.
+        if journal and status != "interrupted":
+            journal.finish(label, result)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +197,22 @@ class Phases:
         """Iterations over all phases."""
         return sum(phase.total_steps for phase in self.phases)
 
-    def __call__(self, observation: Observation, *, seed: int = 0, watch: Watch | None = None) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        *,
+        seed: int = 0,
+        watch: Watch | None = None,
+        journal: Journal | None = None,
+    ) -> Reconstruction:
         """Attack, phase by phase."""
         history: tuple[Moment, ...] = ()
         start: Start | None = None
         done, seconds = 0, 0.0
-        for phase in self.phases:
-            result = phase(observation, seed=seed, start=start, watch=_counting(watch, done, self.total_steps))
+        for number, phase in enumerate(self.phases):
+            counting = _counting(watch, done, self.total_steps)
+            label = f"phase {number}, "
+            result = phase(observation, seed=seed, start=start, watch=counting, journal=journal, label=label)
             history += tuple(
                 moment._replace(iteration=moment.iteration + done, seconds=moment.seconds + seconds)
                 for moment in result.history
@@ -126,106 +220,10 @@ class Phases:
             done, seconds = done + result.iterations, seconds + result.seconds
             if result.status != "completed":
                 break
-            start = Start(images=observation.image.normalize(result.images), labels=result.labels)
+            start = Start(
+                images=observation.image.normalize(result.images), labels=result.labels, variables=result.variables
+            )
         return replace(result, iterations=done, seconds=seconds, history=history)
-
-
-class _Loop:
-    """One run from one start."""
-
-    def __init__(
-        self,
-        method: GradientMatching,
-        observation: Observation,
-        generator: torch.Generator,
-        start: Start | None,
-    ) -> None:
-        self.method, self.observation = method, observation
-        self.labels = start.labels if start else method.labels(observation, generator)
-        self.replay: Replay = method.replay(observation, generator)
-        self.penalties: list[Penalty] = [prior(observation, self.replay) for prior in method.priors]
-        self.layers = layers_of(self.replay.network.model)
-        device = next(iter(self.replay.target.values())).device
-        shape = (observation.num_samples, *observation.image.shape)
-        noise = torch.randn(shape, generator=generator, dtype=observation.dtype)
-        self.images = (start.images if start else noise).to(device).clone()
-        limits = torch.tensor([0.0, 1.0], dtype=observation.dtype, device=device).view(2, 1, 1, 1, 1)
-        self.low, self.high = observation.image.normalize(limits.expand(2, 1, observation.image.shape[0], 1, 1))
-        self.optimizer = method.optimizer([self.images])
-        self.mismatch = math.inf
-        self.loss = math.inf
-
-    def run(self, watch: Watch | None) -> Reconstruction:
-        """Iterate; keep the last finite images."""
-        method, history = self.method, list[Moment]()
-        status: Status = "completed"
-        began, iteration = time.perf_counter(), 0
-        kept = self.images.clone()
-        try:
-            while iteration < method.steps:
-                rate = method.optimizer.learning_rate * method.schedule(iteration / method.steps)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = rate
-                record = iteration % RECORD_EVERY == 0
-                self.optimizer.step(partial(self._closure, record))
-                if not math.isfinite(self.loss) or not torch.isfinite(self.images).all():
-                    status = "diverged"
-                    break
-                with torch.no_grad():
-                    if method.box:
-                        self.images.clamp_(self.low, self.high)
-                    kept.copy_(self.images)
-                if record:
-                    moment = Moment(iteration, time.perf_counter() - began, self.mismatch, self.loss)
-                    history.append(moment)
-                    if watch:
-                        watch(moment, method.steps)
-                iteration += 1
-        except KeyboardInterrupt:
-            status = "interrupted"
-        update, _ = self.replay(kept, self.labels)
-        final = mismatch(update, self.replay.target)
-        seconds = time.perf_counter() - began
-        history.append(Moment(iteration, seconds, final, self.loss))
-        pixels = self.observation.image.denormalize(kept)
-        return Reconstruction(
-            images=pixels.clamp(0, 1),
-            labels=self.labels,
-            mismatch=final,
-            iterations=iteration,
-            seconds=seconds,
-            status=status,
-            history=tuple(history),
-        )
-
-    def _closure(self, record: bool) -> float:
-        """The loss at the current images; leaves its gradient on them."""
-        target = self.replay.target
-        update, pullback = self.replay(self.images, self.labels)
-        by_layer = self.method.weights(self.layers, update, target)
-        weights = {
-            name: weight
-            for layer, weight in zip(self.layers, by_layer.unbind(), strict=True)
-            for name in layer.parameters
-        }
-        leaves = {name: value.detach().requires_grad_() for name, value in update.items()}
-        with torch.enable_grad():
-            distance = self.method.distance(leaves, target, weights)
-            cotangent = dict(zip(leaves, torch.autograd.grad(distance, list(leaves.values())), strict=True))
-        gradient = pullback(cotangent).images
-        loss = distance.detach()
-        if self.penalties:
-            images = self.images.detach().requires_grad_()
-            with torch.enable_grad():
-                penalty = torch.stack([part(images, self.labels) for part in self.penalties]).sum()
-            if penalty.requires_grad:
-                gradient = gradient + torch.autograd.grad(penalty, images)[0]
-            loss = loss + penalty.detach()
-        self.images.grad = gradient.sign() if self.method.signed else gradient
-        self.loss = float(loss)
-        if record:
-            self.mismatch = mismatch(update, target)
-        return self.loss
 
 
 def _rank(result: Reconstruction) -> tuple[bool, float]:

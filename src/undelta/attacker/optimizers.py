@@ -12,23 +12,33 @@ from torch import Tensor
 
 from undelta.errors import ConfigError
 
-Schedule: TypeAlias = Callable[[float], float]
-"""Progress in [0, 1) -> factor of the learning rate."""
+Schedule: TypeAlias = Callable[[int, int], float]
+"""(iteration, iterations in all) -> factor of the learning rate."""
+
+WARM_UP = 50  # iterations (Yin et al. 2021)
 
 
-def constant(progress: float) -> float:
+def constant(iteration: int, steps: int) -> float:
     """No decay."""
     return 1.0
 
 
-def three_step(progress: float) -> float:
+def three_step(iteration: int, steps: int) -> float:
     """×0.1 at 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020)."""
-    return 0.1 ** sum(progress >= mark for mark in (3 / 8, 5 / 8, 7 / 8))
+    return 0.1 ** sum(iteration >= mark * steps for mark in (3 / 8, 5 / 8, 7 / 8))
 
 
-def cosine_decay(progress: float) -> float:
+def cosine_decay(iteration: int, steps: int) -> float:
     """Half a cosine from 1 to 0."""
-    return 0.5 * (1 + math.cos(math.pi * progress))
+    return 0.5 * (1 + math.cos(math.pi * iteration / steps))
+
+
+def warm_up_cosine(iteration: int, steps: int) -> float:
+    """A linear rise over the first 50 iterations (at most a tenth of all), then half a cosine (Yin et al. 2021)."""
+    rise = max(1, min(WARM_UP, steps // 10))
+    if iteration < rise:
+        return (iteration + 1) / rise
+    return cosine_decay(iteration - rise, max(1, steps - rise))
 
 
 class Optimizer(Protocol):
@@ -38,20 +48,69 @@ class Optimizer(Protocol):
     def learning_rate(self) -> float:
         """The rate that schedules scale."""
 
+    @property
+    def recovers(self) -> bool:
+        """Whether a step into NaN is answered by a fresh optimizer at the best point so far."""
+
     def __call__(self, variables: list[Tensor]) -> torch.optim.Optimizer:
         """A fresh optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam:
-    """Adam (Kingma and Ba 2014); the paper's choice, at 0.1."""
-
+class _Rate:
     learning_rate: float = 0.1
+    recovers = False
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
+        if not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"expected learning_rate > 0, got learning_rate={self.learning_rate}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(_Rate):
+    """Adam (Kingma and Ba 2014); the paper's choice, at 0.1."""
 
     def __call__(self, variables: list[Tensor]) -> torch.optim.Optimizer:
         """A fresh Adam."""
         return torch.optim.Adam(variables, lr=self.learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(_Rate):
+    """Adam with decoupled weight decay, which pulls images to the mean color."""
+
+    weight_decay: float = 0.01
+
+    def __call__(self, variables: list[Tensor]) -> torch.optim.Optimizer:
+        """A fresh AdamW."""
+        return torch.optim.AdamW(variables, lr=self.learning_rate, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(_Rate):
+    """Gradient descent, with momentum if asked for."""
+
+    momentum: float = 0.0
+
+    def __call__(self, variables: list[Tensor]) -> torch.optim.Optimizer:
+        """A fresh SGD."""
+        return torch.optim.SGD(variables, lr=self.learning_rate, momentum=self.momentum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LBFGS(_Rate):
+    """L-BFGS (Liu and Nocedal 1989); one iteration is up to ``inner`` evaluations, as in DLG's code.
+
+    Without a line search it may step into NaN; it then starts afresh from its best point with half the rate.
+    """
+
+    learning_rate: float = 1.0
+    inner: int = 20
+    memory: int = 100
+    recovers = True
+
+    def __call__(self, variables: list[Tensor]) -> torch.optim.Optimizer:
+        """A fresh L-BFGS."""
+        return torch.optim.LBFGS(
+            variables, lr=self.learning_rate, max_iter=self.inner, history_size=self.memory, tolerance_change=0.0
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -30,3 +30,7 @@ class Reconstruction:
     seconds: float
     status: Status
     history: tuple[Moment, ...] = field(default=(), repr=False)
+    learned: dict[str, Any] = field(default_factory=dict)
+    """What the replay learned of the client's path, such as SME's position."""
+    variables: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """What a later phase continues from, other than images: latents, label logits."""

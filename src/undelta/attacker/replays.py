@@ -6,66 +6,106 @@ update u = θ⁺ − θ. The factories below differ in these three choices only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from undelta.errors import ConfigError
+from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
 from undelta.training import Network, Step, rollout
 from undelta.updates import Update, along, difference, parameters_of, scaled
 
 
 class Gradients(NamedTuple):
-    """Cotangents of the dummy data."""
+    """Cotangents of the dummy data, and of a replay's own variables where it has some."""
 
     images: Tensor  # (N, C, H, W)
     labels: Tensor | None  # (N, classes) where the labels are soft
+    variables: dict[str, Tensor]
 
 
 Pullback: TypeAlias = Callable[[Update], Gradients]
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+
+
+class Replay(Protocol):
+    """``update, pullback = replay(images, labels)``: a dummy update, and the way back from it."""
+
+    @property
+    def network(self) -> Network:
+        """The model as a function of its parameters."""
+
+    @property
+    def start(self) -> Update:
+        """The parameters where the replay begins."""
+
+    @property
+    def target(self) -> Update:
+        """What the dummy update is to equal; holds the observed entries only."""
+
+    @property
+    def batches(self) -> tuple[Tensor, ...]:
+        """The mini-batches (indices) that cover the dummy images once."""
+
+    @property
+    def variables(self) -> Mapping[str, Tensor]:
+        """What the replay itself learns, at its start; empty for most."""
+
+    def project(self, variables: Mapping[str, Tensor]) -> None:
+        """Move learned variables back, in place, to where they make sense."""
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, variables: Mapping[str, Tensor] = NOTHING
+    ) -> tuple[Update, Pullback]:
+        """The dummy update of these dummy data, and its pullback."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
-    """``update, pullback = replay(images, labels)``: a dummy update, and the way back from it."""
+class Chain:
+    """A replay that is SGD over a fixed plan of mini-batches from a fixed start."""
 
     network: Network
     start: Update
     plan: tuple[tuple[Tensor, float], ...]  # (indices of a mini-batch, its learning rate), in order
-    target: Update  # what the dummy update is to equal
+    target: Update
+    variables: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def __call__(self, images: Tensor, labels: Tensor) -> tuple[Update, Pullback]:
-        """The dummy update of these dummy data, and its pullback."""
+    def project(self, variables: Mapping[str, Tensor]) -> None:
+        """Nothing is learned."""
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, variables: Mapping[str, Tensor] = NOTHING
+    ) -> tuple[Update, Pullback]:
+        """The sum of the plan's steps."""
         steps = [Step(images[indices], labels[indices], rate) for indices, rate in self.plan]
         update, pull = rollout(self.network, self.start, steps)
 
         def pullback(cotangent: Update) -> Gradients:
-            pulled = pull(cotangent)
+            pulled = pull(extended(cotangent, self.start))
             image_gradient = torch.zeros_like(images)
             label_gradient = torch.zeros_like(labels) if labels.is_floating_point() else None
             for (indices, _), image_part, label_part in zip(self.plan, pulled.images, pulled.labels, strict=True):
                 image_gradient.index_add_(0, indices, image_part)
                 if label_gradient is not None and label_part is not None:
                     label_gradient.index_add_(0, indices, label_part)
-            return Gradients(image_gradient, label_gradient)
+            return Gradients(image_gradient, label_gradient, {})
 
-        return update, pullback
+        return {name: update[name] for name in self.target}, pullback
 
     @property
     def batches(self) -> tuple[Tensor, ...]:
-        """The mini-batches that cover the dummy images once: those of the first epoch."""
-        seen = 0
-        total = int(max(int(indices.max()) for indices, _ in self.plan)) + 1
+        """The mini-batches of the plan up to the first that brings nothing new."""
+        seen: set[int] = set()
         cover = []
         for indices, _ in self.plan:
-            cover.append(indices)
-            seen += len(indices)
-            if seen >= total:
+            if seen.issuperset(indices.tolist()):
                 break
+            seen.update(indices.tolist())
+            cover.append(indices)
         return tuple(cover)
 
 
@@ -77,14 +117,18 @@ class ReplayPart(Protocol):
 
 
 def observed_update(observation: Observation) -> tuple[Network, Update, Update]:
-    """The network, θ and u of an observation."""
+    """The network, θ, and the observed entries of u."""
     model = observation.model()
     start = {name: value.clone() for name, value in parameters_of(model).items()}
-    return (
-        Network(model, observation.training),
-        start,
-        difference(observation.received, start, start),
-    )
+    seen = [name for name in start if name in observation.received]
+    if not seen:
+        raise MissingKnowledge("the observation holds no parameter that was received, only buffers")
+    return Network(model, observation.training), start, difference(observation.received, start, seen)
+
+
+def extended(cotangent: Update, start: Update) -> Update:
+    """A cotangent of the observed entries as one of all entries: the others are not matched."""
+    return {name: cotangent[name] if name in cotangent else torch.zeros_like(value) for name, value in start.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,21 +136,24 @@ class FullRollout:
     """All E epochs of B mini-batches from θ, matched with u: exact in scenarios 1 to 3 (sec_different_EB).
 
     The order within the first epoch is no loss of generality, since dummy images have no order. From the second epoch
-    on the client's shuffles are hidden, and random ones take their place.
+    on the client's shuffles are hidden, and random ones take their place. With ``per_epoch`` every epoch has dummy
+    images of its own (DLFA), so that no order has to be guessed.
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Replay:
+    per_epoch: bool = False
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
         """The replay."""
         network, start, update = observed_update(observation)
-        training, device = observation.training, _device(update)
+        count, rate = observation.num_samples, observation.learning_rate
+        sizes = list(observation.training.sizes(count))
         plan: list[tuple[Tensor, float]] = []
-        for epoch in range(training.epochs):
-            order = torch.arange(observation.num_samples)
-            if epoch > 0:
-                order = torch.randperm(observation.num_samples, generator=generator)
-            batches = order.to(device).split(list(training.sizes(observation.num_samples)))
-            plan.extend((batch, training.learning_rate) for batch in batches)
-        return Replay(network=network, start=start, plan=tuple(plan), target=update)
+        for epoch in range(observation.epochs):
+            order = torch.arange(count) + (epoch * count if self.per_epoch else 0)
+            if epoch > 0 and not self.per_epoch:
+                order = torch.randperm(count, generator=generator)
+            plan.extend((batch, rate) for batch in order.to(observation.device).split(sizes))
+        return Chain(network=network, start=start, plan=tuple(plan), target=update)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,41 +165,49 @@ class InterpolatedEpoch:
     """
 
     position: float = 0.0
+    full_batch: bool = False
+    """One step of the whole set instead of B, as GENG has it."""
 
     def __post_init__(self) -> None:
         _check_position(self.position)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Replay:
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
         """The replay."""
         network, start, update = observed_update(observation)
-        training = observation.training
-        order = torch.arange(observation.num_samples, device=_device(update))
-        batches = order.split(list(training.sizes(observation.num_samples)))
-        return Replay(
+        training, count = observation.training, observation.num_samples
+        sizes = [count] if self.full_batch else list(training.sizes(count))
+        rate = observation.learning_rate * (training.batches if self.full_batch else 1)
+        batches = torch.arange(count, device=observation.device).split(sizes)
+        return Chain(
             network=network,
             start=along(start, update, self.position),
-            plan=tuple((batch, training.learning_rate) for batch in batches),
-            target=scaled(update, 1 / training.epochs),
+            plan=tuple((batch, rate) for batch in batches),
+            target=scaled(update, 1 / observation.epochs),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneStep:
-    """One full-batch step from θ + position·u as long as all E·B steps together, matched with u."""
+    """One full-batch step from θ + position·u as long as all E·B steps together, matched with u.
+
+    Its direction needs neither E nor η; where one of them is unknown, so is the update's length, and only the cosine
+    distance makes sense. With ``per_epoch`` the batch has E dummy images for every private one (AGIC).
+    """
 
     position: float = 0.0
+    per_epoch: bool = False
 
     def __post_init__(self) -> None:
         _check_position(self.position)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Replay:
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
         """The replay."""
         network, start, update = observed_update(observation)
-        everything = torch.arange(observation.num_samples, device=_device(update))
-        return Replay(
+        count = observation.num_samples * (observation.epochs if self.per_epoch else 1)
+        return Chain(
             network=network,
             start=along(start, update, self.position),
-            plan=((everything, path_length(observation)),),
+            plan=((torch.arange(count, device=observation.device), length_or_one(observation)),),
             target=update,
         )
 
@@ -171,24 +226,19 @@ class CoarseRollout:
         if self.steps < 1:
             raise ConfigError(f"expected steps >= 1, got steps={self.steps}")
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Replay:
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
         """The replay."""
         network, start, update = observed_update(observation)
-        everything = torch.arange(observation.num_samples, device=_device(update))
-        rate = path_length(observation) / self.steps
-        return Replay(network=network, start=start, plan=((everything, rate),) * self.steps, target=update)
+        everything = torch.arange(observation.num_samples, device=observation.device)
+        rate = observation.path_length / self.steps
+        return Chain(network=network, start=start, plan=((everything, rate),) * self.steps, target=update)
 
 
-def path_length(observation: Observation) -> float:
-    """η·E·B: the learning rates of all of the client's steps together."""
-    training = observation.training
-    return training.learning_rate * training.epochs * training.batches
+def length_or_one(observation: Observation) -> float:
+    """η·E·B where it is known; 1 where only the update's direction can be matched."""
+    return 1.0 if observation.unknown else observation.path_length
 
 
 def _check_position(position: float) -> None:
     if not 0 <= position <= 1:
         raise ConfigError(f"expected 0 <= position <= 1, got position={position}")
-
-
-def _device(update: Update) -> torch.device:
-    return next(iter(update.values())).device

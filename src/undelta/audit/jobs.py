@@ -110,7 +110,7 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
     make_directory(out)
     records: list[Record] = []
     rows: list[tuple[str, Tensor]] = []
-    for name, arguments in DEMO_ATTACKS: dict[str, dict[str, Any]] = {"awa": {"steps": 160}, "strongest": {}}
+    for name, arguments in DEMO_ATTACKS.items():
         trial = Trial(scenario=DEMO_SCENARIO, attack=name, arguments=arguments, seed=seed)
         outcome = run(trial, watch=watch(name) if watch else None)
         if not rows:

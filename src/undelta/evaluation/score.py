@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from undelta.assignment import match
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.client.private import Private
 from undelta.errors import DataError
-from undelta.evaluation.assignment import match
 from undelta.evaluation.lpips import load_lpips
 from undelta.evaluation.metrics import mse, psnr, ssim
 

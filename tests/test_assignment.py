@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from undelta.evaluation.assignment import match
+from undelta.assignment import match
 
 
 def distinct_images(count: int) -> torch.Tensor:

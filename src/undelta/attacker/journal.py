@@ -1,0 +1,89 @@
+"""Checkpoints of a running attack: finished parts and the state of the current one, in one atomic file.
+
+A kill costs at most the last interval, and the resumed attack ends with the same images, bit by bit.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undelta.attacker.reconstruction import Moment, Reconstruction
+from undelta.errors import ConfigError
+from undelta.recording import write_bytes
+
+
+class Journal:
+    """Remembers an attack's progress under a key that says which attack it is."""
+
+    def __init__(self, path: Path, *, key: str, seconds: float = 30.0) -> None:
+        """Open or begin a journal.
+
+        Args:
+            path: The file.
+            key: What is being run; a journal of something else is refused rather than mixed in.
+            seconds: The least time between two checkpoints.
+        """
+        self.path, self.key, self.seconds = path, key, seconds
+        self._finished: dict[str, dict[str, Any]] = {}
+        self._label, self._state = "", dict[str, Any]()
+        self._saved = time.monotonic()
+        if path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            content = torch.load(self.path, map_location="cpu", weights_only=True)  # never runs code
+            key, self._finished = content["key"], content["finished"]
+            self._label, self._state = content["label"], content["state"]
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError) as problem:
+            raise ConfigError(f"{self.path}: not a readable checkpoint ({problem}); delete it to start over") from None
+        if key != self.key:
+            raise ConfigError(
+                f"{self.path} is the checkpoint of another run (attack, settings, seed or observation differ); "
+                "repeat that command, choose another --out, or pass --overwrite"
+            )
+
+    def finished(self, label: str) -> Reconstruction | None:
+        """The result of a part that is done."""
+        values = self._finished.get(label)
+        if values is None:
+            return None
+        history = tuple(Moment(*moment) for moment in values["history"])
+        return Reconstruction(**{**values, "history": history})
+
+    def finish(self, label: str, result: Reconstruction) -> None:
+        """Remember that a part is done."""
+        values = {**vars(result), "history": [tuple(moment) for moment in result.history]}
+        self._finished[label] = values
+        self._label, self._state = "", {}
+        self._write()
+
+    def current(self, label: str) -> dict[str, Any] | None:
+        """The state of a part that was under way."""
+        return self._state if self._label == label else None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return time.monotonic() - self._saved >= self.seconds
+
+    def save(self, label: str, state: dict[str, Any]) -> None:
+        """Write a checkpoint of the part under way."""
+        self._label, self._state = label, state
+        self._write()
+
+    def _write(self) -> None:
+        content = io.BytesIO()
+        values = {"key": self.key, "finished": self._finished, "label": self._label, "state": self._state}
+        torch.save(values, content)
+        write_bytes(self.path, content.getvalue())
+        self._saved = time.monotonic()
+
+    def close(self) -> None:
+        """Remove the file: the run is complete and its results are written."""
+        self.path.unlink(missing_ok=True)

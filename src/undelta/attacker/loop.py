@@ -1,0 +1,221 @@
+"""One optimization run: variables, one step of them, and their state for a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from undelta.attacker.canvas import Variables
+from undelta.attacker.distances import mismatch
+from undelta.attacker.optimizers import Adam
+from undelta.attacker.reconstruction import Moment, Reconstruction, Status
+from undelta.attacker.replays import Replay
+from undelta.observation import Observation
+from undelta.updates import Layer, layers_of
+
+if TYPE_CHECKING:
+    from undelta.attacker.matching import GradientMatching, Start
+
+MOST_RECOVERIES = 10
+
+
+class Loop:
+    """A run of a method from one start. What moves is in ``variables``; what the replay learns in ``learned``."""
+
+    def __init__(
+        self, method: GradientMatching, observation: Observation, generator: torch.Generator, start: Start | None
+    ) -> None:
+        self.method, self.observation, self.generator = method, observation, generator
+        labels = start.labels if start else method.labels(observation, generator)
+        self.replay: Replay = method.replay(observation, generator)
+        self.penalties = [prior(observation, self.replay) for prior in method.priors]
+        self.layers = _observed(layers_of(self.replay.network.model), set(self.replay.target))
+        canvas = method.canvas
+        if start:
+            self.variables: Variables = canvas.carry(start.images, start.variables, observation)
+        else:
+            self.variables = canvas.start(observation, generator)
+        self.variables = {name: value.detach().clone() for name, value in self.variables.items()}
+        # Soft labels are moved, too, as logits (DLG); class labels are data.
+        labels = canvas.labels(labels, observation)
+        self.classes = None if labels.is_floating_point() else labels
+        if self.classes is None:
+            self.variables["labels"] = labels.to(observation.device).clone()
+        self.learned = {name: value.clone() for name, value in self.replay.variables.items()}
+        low_high = torch.tensor([0.0, 1.0], dtype=observation.dtype, device=observation.device)
+        corners = low_high.view(2, 1, 1, 1).expand(2, observation.image.shape[0], 1, 1)
+        self.low, self.high = observation.image.normalize(corners)
+        self.consensus: Tensor | None = None  # set from outside, by a group of runs
+        self.best: tuple[float, Variables] = (math.inf, {})
+        self.recoveries = 0
+        self.loss = self.mismatch = math.inf
+        self._fresh_optimizers()
+
+    def _fresh_optimizers(self) -> None:
+        moving = [value for name, value in self.variables.items() if not name.startswith("_")]
+        self.optimizer = self.method.optimizer(moving)
+        path = Adam(learning_rate=self.method.path_rate)
+        self.path_optimizer = path(list(self.learned.values())) if self.learned else None
+
+    @property
+    def images(self) -> Tensor:
+        """The current dummy images, all of them."""
+        return self.method.canvas.images(self.variables, self.observation)
+
+    def soft_labels(self, logits_or_none: Tensor | None) -> Tensor:
+        """The labels as the replay takes them."""
+        if self.classes is not None:
+            return self.classes
+        assert logits_or_none is not None  # noqa: S101
+        return logits_or_none.softmax(1)
+
+    def step(self, iteration: int, *, record: bool) -> bool:
+        """One iteration; False when the run has diverged for good."""
+        method = self.method
+        factor = method.schedule(iteration, method.steps) * 0.5**self.recoveries
+        for group in self.optimizer.param_groups:
+            group["lr"] = method.optimizer.learning_rate * factor
+        before = {name: value.clone() for name, value in self.variables.items()}
+        self.optimizer.step(partial(self._closure, record))
+        if self.path_optimizer:
+            self.path_optimizer.step()
+        with torch.no_grad():
+            self.replay.project(self.learned)
+            if method.noise:
+                self._add_noise(method.noise * method.optimizer.learning_rate * factor)
+            if method.box and "images" in self.variables:
+                self.variables["images"].clamp_(self.low, self.high)
+        finite = math.isfinite(self.loss) and all(torch.isfinite(value).all() for value in self.variables.values())
+        if not finite:
+            self._restore(self.best[1] or before)
+            if not method.optimizer.recovers or self.recoveries >= MOST_RECOVERIES:
+                return False
+            self.recoveries += 1
+            self._fresh_optimizers()
+        return True
+
+    def _add_noise(self, scale: float) -> None:
+        images = self.variables["images"]
+        noise = torch.randn(images.shape, generator=self.generator, dtype=images.dtype)
+        images.add_(noise.to(images.device), alpha=scale)
+
+    def _restore(self, values: Variables) -> None:
+        with torch.no_grad():
+            for name, value in values.items():
+                self.variables[name].copy_(value)
+
+    def _closure(self, record: bool) -> float:
+        """The loss at the current variables; leaves gradients on them."""
+        method, target = self.method, self.replay.target
+        leaves = {name: value.detach().requires_grad_() for name, value in self.variables.items()}
+        with torch.enable_grad():
+            images = method.canvas.images(leaves, self.observation)
+            labels = self.soft_labels(leaves.get("labels"))
+        update, pullback = self.replay(images.detach(), labels.detach(), self.learned)
+        distance, cotangent = self._distance(update)
+        pulled = pullback(cotangent)
+        outputs, cotangents = [images], [pulled.images]
+        if pulled.labels is not None:
+            outputs.append(labels)
+            cotangents.append(pulled.labels)
+        loss = distance
+        with torch.enable_grad():
+            terms = [part(images, labels) for part in self.penalties]
+            if self.consensus is not None:
+                terms.append(method.consistency * (images - self.consensus).square().mean())
+            terms = [term for term in terms if term.requires_grad]
+            if terms:
+                penalty = torch.stack(terms).sum()
+                loss = loss + penalty.detach()
+                outputs.append(penalty)
+                cotangents.append(torch.ones_like(penalty))
+        moving = [name for name in leaves if not name.startswith("_")]
+        gradients = torch.autograd.grad(
+            outputs, [leaves[name] for name in moving], cotangents, allow_unused=True, materialize_grads=True
+        )
+        for name, gradient in zip(moving, gradients, strict=True):
+            self.variables[name].grad = gradient.sign() if method.signed else gradient
+        for name, gradient in pulled.variables.items():
+            self.learned[name].grad = gradient
+        self.loss = float(loss)
+        if record:
+            self.mismatch = mismatch(update, target)
+        if method.optimizer.recovers and self.loss < self.best[0]:
+            self.best = (self.loss, {name: value.detach().clone() for name, value in self.variables.items()})
+        return self.loss
+
+    def _distance(self, update: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted distance and its cotangent; weights follow the current dummy update."""
+        target = self.replay.target
+        by_layer = self.method.weights(self.layers, update, target)
+        weights = {
+            name: weight
+            for layer, weight in zip(self.layers, by_layer.unbind(), strict=True)
+            for name in layer.parameters
+        }
+        leaves = {name: value.detach().requires_grad_() for name, value in update.items()}
+        with torch.enable_grad():
+            distance = self.method.distance(leaves, target, weights)
+            gradients = torch.autograd.grad(distance, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return distance.detach(), dict(zip(leaves, gradients, strict=True))
+
+    def result(self, status: Status, iteration: int, seconds: float, history: list[Moment]) -> Reconstruction:
+        """The reconstruction at the current variables."""
+        with torch.no_grad():
+            images, labels = self.images, self.soft_labels(self.variables.get("labels"))
+        update, _ = self.replay(images, labels, self.learned)
+        final = mismatch(update, self.replay.target)
+        classes = labels.argmax(1) if labels.is_floating_point() else labels
+        images, classes = self.method.canvas.collapse(images, classes, self.observation)
+        carried = {name: value.clone() for name, value in self.variables.items() if name != "images"}
+        return Reconstruction(
+            images=self.observation.image.denormalize(images).clamp(0, 1),
+            labels=classes,
+            mismatch=final,
+            iterations=iteration,
+            seconds=seconds,
+            status=status,
+            history=(*history, Moment(iteration, seconds, final, self.loss)),
+            learned={name: value.tolist() for name, value in self.learned.items() if value.numel() <= 64},
+            variables=carried,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs to go on bit by bit."""
+        return {
+            "variables": {name: value.detach().clone() for name, value in self.variables.items()},
+            "learned": {name: value.detach().clone() for name, value in self.learned.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "path_optimizer": self.path_optimizer.state_dict() if self.path_optimizer else {},
+            "generator": self.generator.get_state(),
+            "best": list(self.best),
+            "recoveries": self.recoveries,
+            "loss": self.loss,
+            "mismatch": self.mismatch,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go back to a state."""
+        self._restore(state["variables"])
+        with torch.no_grad():
+            for name, value in state["learned"].items():
+                self.learned[name].copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.path_optimizer:
+            self.path_optimizer.load_state_dict(state["path_optimizer"])
+        self.generator.set_state(state["generator"])
+        self.best = (state["best"][0], state["best"][1])
+        self.recoveries, self.loss, self.mismatch = state["recoveries"], state["loss"], state["mismatch"]
+
+
+def _observed(layers: tuple[Layer, ...], names: set[str]) -> tuple[Layer, ...]:
+    """The layers of which something was observed."""
+    seen = (
+        Layer(name=layer.name, kind=layer.kind, parameters=tuple(name for name in layer.parameters if name in names))
+        for layer in layers
+    )
+    return tuple(layer for layer in seen if layer.parameters)

@@ -1,0 +1,176 @@
+"""Replays along a learned path from θ to θ⁺: interpolations other than the paper's linear one.
+
+The client's mean gradient along its hidden path is approximated by full-batch gradients at a few nodes of a path whose
+shape is learned along with the images. SME is the case of one node, whose position on the straight line is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from undelta.attacker.replays import NOTHING, Gradients, Pullback, extended, length_or_one, observed_update
+from undelta.errors import ConfigError
+from undelta.observation import Observation
+from undelta.training import Network, Step, rollout
+from undelta.updates import Update, inner
+
+Shape: TypeAlias = Callable[[Update, Update, Mapping[str, Tensor]], tuple[list[Update], Tensor]]
+"""(θ, u, learned variables) -> the nodes' parameters and their shares of the path's length, differentiable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathReplay:
+    """−η·E·B·Σ_j share_j ∇ℓ(θ_j), matched with u."""
+
+    network: Network
+    start: Update
+    target: Update
+    length: float
+    shape: Shape = field(repr=False)
+    variables: Mapping[str, Tensor]
+    batches: tuple[Tensor, ...]
+    bounds: Mapping[str, tuple[float, float]]
+
+    def project(self, variables: Mapping[str, Tensor]) -> None:
+        """Clamp to the bounds."""
+        for name, (low, high) in self.bounds.items():
+            variables[name].clamp_(low, high)
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, variables: Mapping[str, Tensor] = NOTHING
+    ) -> tuple[Update, Pullback]:
+        """The quadrature of the path's gradients."""
+        leaves = {name: value.detach().requires_grad_() for name, value in (variables or self.variables).items()}
+        with torch.enable_grad():
+            nodes, shares = self.shape(self.start, self.target, leaves)
+        rates = shares.detach() * self.length
+        parts = [
+            rollout(self.network, {name: value.detach() for name, value in node.items()}, [step], pull_start=True)
+            for node in nodes
+            for step in [Step(images, labels, 1.0)]
+        ]
+        update = {
+            name: torch.stack([rate * part[name] for rate, (part, _) in zip(rates, parts, strict=True)]).sum(0)
+            for name in self.target
+        }
+
+        def pullback(cotangent: Update) -> Gradients:
+            image_gradient = torch.zeros_like(images)
+            label_gradient = torch.zeros_like(labels) if labels.is_floating_point() else None
+            outputs: list[Tensor] = [shares]
+            seen = [{name: part[name] for name in cotangent} for part, _ in parts]
+            outer = [self.length * torch.stack([inner(cotangent, part) for part in seen])]
+            for node, rate, (_, pull) in zip(nodes, rates, parts, strict=True):
+                scaled = {name: rate * value for name, value in extended(cotangent, self.start).items()}
+                pulled = pull(scaled)
+                image_gradient += pulled.images[0]
+                if label_gradient is not None and pulled.labels[0] is not None:
+                    label_gradient += pulled.labels[0]
+                moving = [name for name, value in node.items() if value.requires_grad]
+                assert pulled.start is not None  # noqa: S101
+                outputs.extend(node[name] for name in moving)
+                outer.extend(pulled.start[name] for name in moving)
+            pairs = [(out, grad) for out, grad in zip(outputs, outer, strict=True) if out.requires_grad]
+            gradients = torch.autograd.grad(
+                [out for out, _ in pairs], list(leaves.values()), [grad for _, grad in pairs], retain_graph=True
+            )
+            return Gradients(image_gradient, label_gradient, dict(zip(leaves, gradients, strict=True)))
+
+        return update, pullback
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPosition:
+    """One node θ + α·u, α learned from ``position`` and kept in [0, 1] (SME: Zhu et al. 2023)."""
+
+    position: float = 0.5
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
+        """The replay."""
+
+        def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
+            alpha = learned["position"]
+            return [_point(start, update, alpha)], torch.ones_like(alpha)[None]
+
+        alpha = torch.tensor(self.position, dtype=observation.dtype)
+        return _path(observation, shape, {"position": alpha}, {"position": (0.0, 1.0)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnevenSteps:
+    """Nodes on the straight line whose step lengths are learned: early epochs move farther than late ones."""
+
+    nodes: int = 4
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise ConfigError(f"expected nodes >= 1, got nodes={self.nodes}")
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
+        """The replay."""
+
+        def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
+            # Equal shares of the training, learned lengths: node j sits in the middle of its learned stretch.
+            lengths = learned["lengths"].softmax(0)
+            middles = lengths.cumsum(0) - lengths / 2
+            shares = torch.full_like(lengths, 1 / self.nodes)
+            return [_point(start, update, middle) for middle in middles.unbind()], shares
+
+        lengths = torch.zeros(self.nodes, dtype=observation.dtype)
+        return _path(observation, shape, {"lengths": lengths}, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuadraticPath:
+    """Nodes on θ + s·u + 2s(1−s)·c: a parabola (Bézier curve) whose control point's offset c is learned."""
+
+    nodes: int = 3
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise ConfigError(f"expected nodes >= 1, got nodes={self.nodes}")
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
+        """The replay."""
+
+        def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
+            places = [(index + 0.5) / self.nodes for index in range(self.nodes)]
+            bend = {name.removeprefix("control/"): value for name, value in learned.items()}
+            points = []
+            for s in places:
+                line = _point(start, update, torch.tensor(s, dtype=observation.dtype, device=observation.device))
+                points.append({name: value + 2 * s * (1 - s) * bend[name] for name, value in line.items()})
+            shares = torch.full((self.nodes,), 1 / self.nodes, dtype=observation.dtype, device=observation.device)
+            return points, shares
+
+        _, start, _ = observed_update(observation)
+        control = {f"control/{name}": torch.zeros_like(value) for name, value in start.items()}
+        return _path(observation, shape, control, {})
+
+
+def _path(
+    observation: Observation,
+    shape: Shape,
+    variables: Mapping[str, Tensor],
+    bounds: Mapping[str, tuple[float, float]],
+) -> PathReplay:
+    network, start, update = observed_update(observation)
+    return PathReplay(
+        network=network,
+        start=start,
+        target=update,
+        length=length_or_one(observation),
+        shape=shape,
+        variables={name: value.to(observation.device) for name, value in variables.items()},
+        batches=(torch.arange(observation.num_samples, device=observation.device),),
+        bounds=bounds,
+    )
+
+
+def _point(start: Update, update: Update, fraction: Tensor) -> Update:
+    return {name: value + fraction * update[name] if name in update else value for name, value in start.items()}

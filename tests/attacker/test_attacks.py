@@ -1,0 +1,365 @@
+"""What every attack promises, and small reconstructions that must succeed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from undelta.attacker.attacks import ATTACKS, awa, strongest
+from undelta.attacker.distances import Weights, cosine, mismatch
+from undelta.attacker.labels import disclosed
+from undelta.attacker.matching import Attack, GradientMatching, Phases
+from undelta.attacker.optimizers import Adam, constant, cosine_decay, three_step
+from undelta.attacker.priors import TotalVariation
+from undelta.attacker.reconstruction import Moment, Reconstruction
+from undelta.attacker.replays import InterpolatedEpoch, OneStep, observed_update
+from undelta.client.disclose import disclose
+from undelta.client.private import Private
+from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError, MissingKnowledge
+from undelta.evaluation.assignment import match
+from undelta.evaluation.metrics import psnr
+from undelta.observation import Observation
+from undelta.updates import Update
+
+SHORT: dict[str, dict[str, int]] = {"awa": {"steps": 20}, "strongest": {"steps": 20, "rollout_steps": 5}}
+
+each_attack = pytest.mark.parametrize(
+    "attack", [make(**SHORT.get(name, {"steps": 20})) for name, make in ATTACKS.items()], ids=ATTACKS.keys()
+)
+
+
+def equal(a: Reconstruction, b: Reconstruction) -> bool:
+    """Bit for bit, but for the time it took."""
+    timeless = [[moment._replace(seconds=0) for moment in result.history] for result in (a, b)]
+    return (
+        torch.equal(a.images, b.images)
+        and torch.equal(a.labels, b.labels)
+        and (a.mismatch, a.iterations, a.status) == (b.mismatch, b.iterations, b.status)
+        and timeless[0] == timeless[1]
+    )
+
+
+def check_sound(result: Reconstruction, observation: Observation) -> None:
+    assert result.images.shape == (observation.num_samples, *observation.image.shape)
+    assert torch.isfinite(result.images).all()
+    assert 0 <= result.images.min()
+    assert result.images.max() <= 1
+    assert observation.labels is not None
+    assert torch.equal(result.labels.sort().values, observation.labels)
+
+
+@each_attack
+def test_an_attack_keeps_its_contract(attack: Attack, observation: Observation) -> None:
+    result = attack(observation)
+    check_sound(result, observation)
+    assert result.status == "completed"
+    assert result.iterations in (20, 25)
+    assert result.mismatch < result.history[0].mismatch
+    assert result.mismatch == result.history[-1].mismatch
+    iterations = [moment.iteration for moment in result.history]
+    assert iterations == sorted(iterations)
+    assert iterations[-1] == result.iterations
+
+
+@each_attack
+def test_an_attack_is_deterministic_by_its_seed(attack: Attack, observation: Observation) -> None:
+    first, again, other = attack(observation, seed=1), attack(observation, seed=1), attack(observation, seed=2)
+    assert equal(first, again)
+    assert not torch.equal(first.images, other.images)
+
+
+@each_attack
+def test_an_attack_neither_reads_nor_changes_the_global_random_state(attack: Attack, observation: Observation) -> None:
+    before = torch.get_rng_state()
+    first = attack(observation)
+    assert torch.equal(before, torch.get_rng_state())
+    with torch.random.fork_rng():
+        torch.manual_seed(9)
+        assert equal(first, attack(observation))
+
+
+@each_attack
+def test_an_attack_leaves_the_observation_as_it_is(attack: Attack, observation: Observation) -> None:
+    states = (observation.initial, observation.received)
+    before = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+    attack(observation)
+    for state, copies in zip(states, before, strict=True):
+        assert all(torch.equal(state[name], copies[name]) for name in copies)
+
+
+@each_attack
+def test_the_private_data_have_no_influence_after_disclosure(
+    attack: Attack, scenario: Scenario, private: Private
+) -> None:
+    observation = disclose(private, scenario)
+    before = attack(observation)
+    private.images.zero_()
+    private.labels.zero_()
+    assert equal(before, attack(observation))
+
+
+@each_attack
+def test_an_attack_without_the_labels_it_needs_says_so(attack: Attack, scenario: Scenario, private: Private) -> None:
+    with pytest.raises(MissingKnowledge, match="grant_labels"):
+        attack(disclose(private, replace(scenario, grant_labels=False)))
+
+
+@each_attack
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [("cnn", {"width": 4}), ("convnet", {"width": 4}), ("vit", {"width": 8, "depth": 1, "heads": 2})],
+)
+def test_an_attack_works_on_every_kind_of_net(
+    attack: Attack, scenario: Scenario, private: Private, model: str, arguments: dict[str, object]
+) -> None:
+    observation = disclose(private, replace(scenario, model=model, model_arguments=arguments))
+    result = attack(observation)
+    check_sound(result, observation)
+    assert result.status == "completed"
+    assert result.mismatch < result.history[0].mismatch
+
+
+@pytest.mark.parametrize("form", ["approximation", "linear", "enhanced"])
+def test_every_form_of_the_papers_attack_improves_on_its_start(observation: Observation, form: str) -> None:
+    result = awa(form=form, steps=20)(observation)  # type: ignore[arg-type]
+    assert result.mismatch < result.history[0].mismatch
+
+
+def test_the_papers_attack_can_trust_the_clients_statistics(scenario: Scenario, private: Private) -> None:
+    observation = disclose(private, replace(scenario, model="convnet", model_arguments={"width": 4}))
+    server, client = (awa(steps=5, bn_source=source)(observation) for source in ("server", "client"))  # type: ignore[arg-type]
+    assert not torch.equal(server.images, client.images)
+
+
+def test_the_papers_attack_rejects_an_unknown_form() -> None:
+    with pytest.raises(ConfigError, match="form"):
+        awa(form="quadratic")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["steps", "restarts"])
+def test_an_attack_needs_at_least_one_step_and_one_try(key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        awa(**{key: 0})  # type: ignore[arg-type]
+
+
+def test_restarts_choose_the_smallest_mismatch_of_their_own(observation: Observation) -> None:
+    tries: list[float] = []
+
+    def spy(dummy: Update, target: Update, weights: Weights) -> Tensor:
+        distance = cosine(dummy, target, weights)
+        tries.append(float(distance.detach()))
+        return distance
+
+    method = GradientMatching(replay=OneStep(position=0.5), distance=spy, steps=4, restarts=5)
+    best = method(observation)
+    assert best.iterations == 20
+    assert best.status == "completed"
+    ends = [tries[4 * restart + 3] for restart in range(5)]
+    winner = ends.index(min(ends))
+    assert best.mismatch < min(ends), "one more step than the last distance taken"
+    # The history is the winner's: its first moment is its first distance.
+    assert best.history[0].mismatch == pytest.approx(tries[4 * winner], abs=1e-6)
+    assert len(set(ends)) == 5
+
+
+def test_more_restarts_are_never_worse_by_the_attackers_measure(observation: Observation) -> None:
+    results = [awa(steps=3, restarts=restarts)(observation).mismatch for restarts in (1, 2, 4)]
+    assert results == sorted(results, reverse=True)
+
+
+def test_a_distance_that_is_not_a_number_is_a_status(observation: Observation) -> None:
+    def broken(dummy: Update, target: Update, weights: Weights) -> Tensor:
+        return cosine(dummy, target, weights) * math.nan
+
+    result = GradientMatching(replay=InterpolatedEpoch(), distance=broken, steps=10)(observation)
+    assert result.status == "diverged"
+    assert result.iterations == 0
+    check_sound(result, observation)
+
+
+def test_an_absurd_learning_rate_is_a_status(observation: Observation) -> None:
+    result = awa(steps=10, learning_rate=1e30, box=False)(observation)
+    assert result.status == "diverged"
+    check_sound(result, observation)
+
+
+def test_a_last_step_to_nowhere_is_a_status_too(observation: Observation) -> None:
+    method = GradientMatching(replay=InterpolatedEpoch(), optimizer=Adam(learning_rate=1e30), box=False, steps=1)
+    result = method(observation)
+    check_sound(result, observation)
+    assert result.status == "diverged" or math.isfinite(result.mismatch)
+
+
+def test_a_diverged_try_loses_against_one_that_did_not(observation: Observation) -> None:
+    calls = 0
+
+    def fragile(dummy: Update, target: Update, weights: Weights) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return cosine(dummy, target, weights) * (math.nan if calls == 2 else 1.0)
+
+    result = GradientMatching(replay=InterpolatedEpoch(), distance=fragile, steps=3, restarts=2)(observation)
+    assert result.status == "completed"
+    assert result.iterations == 1 + 3
+
+
+def interrupt_at(iteration: int) -> Callable[[Moment, int], None]:
+    def watch(moment: Moment, total: int) -> None:
+        if moment.iteration >= iteration:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+@each_attack
+@pytest.mark.parametrize("iteration", [0, 10, 20])
+def test_an_interrupted_attack_returns_what_it_has(attack: Attack, observation: Observation, iteration: int) -> None:
+    longer: Attack = awa(steps=40) if isinstance(attack, GradientMatching) else attack
+    result = longer(observation, watch=interrupt_at(iteration))
+    assert result.status == "interrupted"
+    assert result.iterations == iteration
+    assert math.isfinite(result.mismatch)
+    check_sound(result, observation)
+
+
+def test_an_interruption_ends_all_restarts(observation: Observation) -> None:
+    result = awa(steps=12, restarts=5)(observation, watch=interrupt_at(12 + 10))
+    assert result.status == "interrupted"
+    assert result.iterations == 12 + 10
+    check_sound(result, observation)
+
+
+@pytest.mark.parametrize(
+    ("attack", "total"),
+    [(awa(steps=15, restarts=2), 30), (strongest(steps=15, rollout_steps=12), 27)],
+    ids=["restarts", "phases"],
+)
+def test_a_watch_sees_iterations_counted_over_all_tries_and_phases(
+    attack: GradientMatching | Phases, total: int, observation: Observation
+) -> None:
+    seen: list[int] = []
+
+    def watch(moment: Moment, of: int) -> None:
+        assert of == total == attack.total_steps
+        seen.append(moment.iteration)
+
+    attack(observation, watch=watch)
+    assert seen == [0, 10, 15, 25]
+
+
+def test_a_watch_does_not_change_the_result(observation: Observation) -> None:
+    attack = awa(steps=11)
+    assert equal(attack(observation), attack(observation, watch=lambda moment, total: None))
+
+
+def test_phases_start_where_the_one_before_ended(observation: Observation) -> None:
+    first = GradientMatching(replay=OneStep(position=0.5), steps=15)
+    second = GradientMatching(replay=OneStep(position=0.5), steps=1)
+    alone = first(observation)
+    both = Phases(phases=(first, second))(observation)
+    assert both.iterations == 16
+    resumed = next(
+        moment for moment in both.history if moment.iteration == 15 and moment.loss != alone.history[-1].loss
+    )
+    assert resumed.mismatch == pytest.approx(alone.mismatch, rel=1e-3)
+    assert torch.equal(both.labels, alone.labels)
+
+
+def test_the_mismatch_is_that_of_the_images_returned(observation: Observation) -> None:
+    result = GradientMatching(replay=OneStep(position=0.5), steps=15)(observation)
+    replay = OneStep(position=0.5)(observation, torch.Generator())
+    update, _ = replay(observation.image.normalize(result.images), result.labels)
+    assert mismatch(update, replay.target) == pytest.approx(result.mismatch, rel=1e-3)
+
+
+def test_priors_enter_the_loss_and_the_result(observation: Observation) -> None:
+    plain, smooth = (
+        GradientMatching(replay=OneStep(position=0.5), priors=priors, steps=15)(observation)
+        for priors in ((), (TotalVariation(weight=10.0),))
+    )
+    assert smooth.history[0].loss > plain.history[0].loss
+    assert not torch.equal(plain.images, smooth.images)
+
+
+def test_signed_steps_move_every_pixel_alike(observation: Observation) -> None:
+    noise = torch.Generator()
+    method = GradientMatching(
+        replay=OneStep(position=0.5), optimizer=Adam(learning_rate=0.01), signed=True, box=False, steps=2
+    )
+    assert method(observation).mismatch < method(observation).history[0].mismatch
+    assert noise.initial_seed() is not None
+
+
+def test_the_attackers_labels_are_the_multiset_in_an_order_of_its_own(observation: Observation) -> None:
+    assert observation.labels is not None
+    orders = {tuple(disclosed(observation, torch.Generator().manual_seed(seed)).tolist()) for seed in range(10)}
+    assert all(sorted(order) == observation.labels.tolist() for order in orders)
+    assert len(orders) > 1
+
+
+def test_disclosed_labels_do_not_reveal_the_clients_order(scenario: Scenario, private: Private) -> None:
+    shuffled = Private(images=private.images.flip(0), labels=private.labels.flip(0))
+    guesses = [awa(steps=1)(disclose(data, scenario), seed=3).labels for data in (private, shuffled)]
+    assert torch.equal(guesses[0], guesses[1])
+
+
+def test_equal_seeds_do_not_give_the_attacker_the_clients_shuffle(scenario: Scenario, private: Private) -> None:
+    labels = torch.arange(5)
+    distinct = Private(images=private.images, labels=labels)
+    agreements = 0
+    for seed in range(8):
+        observation = disclose(distinct, scenario, seed=seed)
+        agreements += torch.equal(awa(steps=1)(observation, seed=seed).labels, labels)
+    assert agreements < 8
+
+
+def test_schedules() -> None:
+    assert [three_step(p) for p in (0, 0.374, 0.375, 0.625, 0.875)] == pytest.approx([1, 1, 0.1, 0.01, 0.001])
+    assert [cosine_decay(p) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
+    assert constant(0.9) == 1
+    with pytest.raises(ConfigError, match="learning_rate"):
+        Adam(learning_rate=0)
+
+
+def test_a_linear_layer_reveals_its_input() -> None:
+    scenario = Scenario(data="digits", num_samples=1, model="mlp", model_arguments={"hidden": []}, epochs=1, batches=1)
+    private = scenario.draw(0)
+    observation = disclose(private, scenario, dtype=torch.float64)
+    _, _, update = observed_update(observation)
+    weight, bias = update["1.weight"], update["1.bias"]
+    row = int(bias.abs().argmax())
+    revealed = (weight[row] / bias[row]).view(1, 1, 8, 8)  # dW = g x^T, db = g
+    pixels = observation.image.denormalize(revealed)
+    torch.testing.assert_close(pixels, private.images.double(), rtol=1e-9, atol=1e-9)
+
+
+def quality(attack: Attack, scenario: Scenario) -> float:
+    private = scenario.draw(0)
+    result = attack(disclose(private, scenario))
+    order = match(result.images, private.images, result.labels, private.labels)
+    return float(psnr(result.images[order], private.images).mean())
+
+
+EASY = Scenario(
+    data="photos",
+    image_size=16,
+    num_samples=2,
+    model="cnn",
+    model_arguments={"width": 16, "hidden": 64},
+    epochs=1,
+    batches=1,
+)
+
+
+def test_the_papers_attack_reconstructs_photos_from_one_step() -> None:
+    assert quality(awa(form="approximation", steps=200, tv=0.001), EASY) > 18
+
+
+def test_the_strongest_attack_reconstructs_photos_from_several_epochs() -> None:
+    assert quality(strongest(steps=100, rollout_steps=20), replace(EASY, epochs=3, batches=2)) > 18

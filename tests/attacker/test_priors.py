@@ -1,0 +1,234 @@
+"""Priors: total variation by hand, and what BatchNorm buffers tell of the client's batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from undelta.attacker.priors import (
+    BatchNormStatistics,
+    Source,
+    TotalVariation,
+    batch_norm_targets,
+    total_variation,
+)
+from undelta.attacker.replays import FullRollout, InterpolatedEpoch, OneStep, Replay
+from undelta.client.disclose import disclose, disclose_with_secrets
+from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError, MissingKnowledge
+from undelta.observation import Observation
+
+
+def cumulative_net() -> nn.Module:
+    """A net whose BatchNorm averages over all batches it ever saw, and one with an odd momentum."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4, momentum=None),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 6),
+        nn.BatchNorm1d(6, momentum=0.35),
+        nn.Linear(6, 10),
+    )
+
+
+def replay_of(observation: Observation, position: float = 0.0) -> Replay:
+    return InterpolatedEpoch(position=position)(observation, torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    return Scenario(
+        data="digits",
+        num_samples=6,
+        model="convnet",
+        model_arguments={"width": 4},
+        epochs=2,
+        batches=2,
+        learning_rate=0.1,
+    )
+
+
+def test_total_variation_by_hand() -> None:
+    image = torch.tensor([[0.0, 1.0, 1.0], [2.0, 4.0, 1.0]]).view(1, 1, 2, 3)
+    assert float(total_variation(image)) == pytest.approx((2 + 3 + 0) / 3 + (1 + 0 + 2 + 3) / 4)
+
+
+def test_a_flat_image_and_a_single_pixel_vary_nothing() -> None:
+    assert float(total_variation(torch.full((2, 3, 4, 4), 0.7))) == 0
+    assert float(total_variation(torch.rand(2, 3, 1, 1))) == 0
+    assert float(total_variation(torch.tensor([[0.0, 2.0]]).view(1, 1, 1, 2))) == 2
+
+
+def test_total_variation_is_weighted(observation: Observation) -> None:
+    images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    penalty = TotalVariation(weight=0.25)(observation, replay_of(observation))
+    torch.testing.assert_close(penalty(images, torch.zeros(5)), 0.25 * total_variation(images))
+
+
+def true_statistics(scenario: Scenario) -> tuple[Observation, dict[str, list[tuple[Tensor, Tensor]]]]:
+    """An observation, and the mean and variance of each BatchNorm's input in each step of the true training."""
+    private = scenario.draw(0)
+    observation, run = disclose_with_secrets(private, scenario, dtype=torch.float64)
+    model = observation.model().train()
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def note(name: str, inputs: Tensor) -> None:
+        values = inputs.detach().transpose(0, 1).flatten(1)  # (C, N·H·W)
+        seen.setdefault(name, []).append((values.mean(1), values.var(1)))
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs[0]))  # type: ignore[misc]
+    optimizer = torch.optim.SGD(model.parameters(), lr=scenario.learning_rate)
+    images = observation.image.normalize(private.images.double())
+    for order in run.orders:
+        for batch in order.split(list(scenario.training.sizes(len(private)))):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[batch]), private.labels[batch]).backward()
+            optimizer.step()
+    return observation, seen
+
+
+def weighted_mean(values: list[Tensor], momentum: float | None) -> Tensor:
+    if momentum is None:
+        return torch.stack(values).mean(0)
+    shares = [momentum * (1 - momentum) ** age for age in reversed(range(len(values)))]
+    return torch.stack([share / sum(shares) * value for share, value in zip(shares, values, strict=True)]).sum(0)
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+@pytest.mark.parametrize("model", ["convnet", f"{__name__}:cumulative_net"])
+def test_the_clients_buffers_reveal_the_weighted_statistics_of_its_batches(
+    scenario: Scenario, model: str, rounds: int
+) -> None:
+    arguments = {"width": 4} if model == "convnet" else {}
+    observation, seen = true_statistics(replace(scenario, model=model, model_arguments=arguments, rounds=rounds))
+    targets = batch_norm_targets(observation, "client")
+    norms = {
+        name: module
+        for name, module in observation.model().named_modules()
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+    }
+    assert set(targets) == set(seen) == set(norms)
+    for name, (mean, variance) in targets.items():
+        momentum = norms[name].momentum
+        assert len(seen[name]) == 4
+        torch.testing.assert_close(mean, weighted_mean([m for m, _ in seen[name]], momentum), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(variance, weighted_mean([v for _, v in seen[name]], momentum), rtol=1e-9, atol=1e-9)
+
+
+def test_the_servers_statistics_are_its_own_buffers(scenario: Scenario) -> None:
+    observation = disclose(scenario.draw(0), replace(scenario, rounds=1))
+    for name, (mean, variance) in batch_norm_targets(observation, "server").items():
+        assert torch.equal(mean, observation.initial[f"{name}.running_mean"])
+        assert torch.equal(variance, observation.initial[f"{name}.running_var"])
+
+
+def test_buffers_that_did_not_move_reveal_nothing(scenario: Scenario) -> None:
+    observation = disclose(scenario.draw(0), replace(scenario, norm_mode="eval"))
+    prior = BatchNormStatistics(weight=1.0, source="client")
+    with pytest.raises(MissingKnowledge, match="source='server'"):
+        prior(observation, replay_of(observation))
+    BatchNormStatistics(weight=1.0, source="server")(observation, replay_of(observation))
+
+
+def test_the_true_data_meet_the_clients_statistics_when_it_takes_one_step(scenario: Scenario) -> None:
+    private = scenario.draw(0)
+    observation = disclose(private, replace(scenario, epochs=1, batches=1), dtype=torch.float64)
+    penalty = BatchNormStatistics(weight=1.0, source="client")(observation, replay_of(observation))
+    truth = observation.image.normalize(private.images.double())
+    assert float(penalty(truth, private.labels)) < 1e-9
+    assert float(penalty(truth.flip(1, 2), private.labels)) > 1e-3
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_every_mini_batch_counts_in_the_penalty(scenario: Scenario, index: int) -> None:
+    private = scenario.draw(0)
+    observation = disclose(private, scenario)
+    images = observation.image.normalize(private.images)
+    penalty = BatchNormStatistics(weight=1.0)(observation, replay_of(observation))
+    before = float(penalty(images, private.labels))
+    images[index] *= 0.5
+    assert float(penalty(images, private.labels)) != pytest.approx(before, rel=1e-6)
+
+
+def test_the_penalty_is_the_mean_over_mini_batches(scenario: Scenario) -> None:
+    private = scenario.draw(0)
+    observation = disclose(private, scenario, dtype=torch.float64)
+    images, labels = observation.image.normalize(private.images.double()), private.labels
+    prior, replay = BatchNormStatistics(weight=2.0), replay_of(observation)
+    halves = [prior(observation, replace(replay, plan=(step,)))(images, labels) for step in replay.plan]
+    whole = prior(observation, replay)(images, labels)
+    torch.testing.assert_close(whole, (halves[0] + halves[1]) / 2)
+
+
+def test_a_rollout_of_many_epochs_takes_its_first_one_only(scenario: Scenario) -> None:
+    private = scenario.draw(0)
+    observation = disclose(private, scenario)
+    images = observation.image.normalize(private.images)
+    full = FullRollout()(observation, torch.Generator().manual_seed(0))
+    prior = BatchNormStatistics(weight=1.0)
+    torch.testing.assert_close(
+        prior(observation, full)(images, private.labels),
+        prior(observation, replay_of(observation))(images, private.labels),
+    )
+
+
+def test_the_penalty_has_a_finite_gradient_and_changes_no_buffer(scenario: Scenario) -> None:
+    private = scenario.draw(0)
+    observation = disclose(private, scenario)
+    replay = replay_of(observation)
+    before = {name: tensor.clone() for name, tensor in replay.network.model.state_dict().items()}
+    images = observation.image.normalize(private.images).requires_grad_()
+    penalty = BatchNormStatistics(weight=1.0)(observation, replay)(images, private.labels)
+    (gradient,) = torch.autograd.grad(penalty, images)
+    assert torch.isfinite(gradient).all()
+    assert gradient.any()
+    after = replay.network.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("source", ["server", "client"])
+def test_a_net_without_batch_norm_has_no_such_penalty(observation: Observation, source: Source) -> None:
+    penalty = BatchNormStatistics(weight=1.0, source=source)(observation, replay_of(observation))
+    assert float(penalty(torch.randn(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64))) == 0
+
+
+def test_a_single_value_per_channel_leaves_the_penalty_finite() -> None:
+    # In eval mode BatchNorm takes mini-batches of one; on its deepest 1 x 1 maps no variance is defined.
+    scenario = Scenario(
+        data="digits",
+        image_size=4,
+        num_samples=2,
+        model="convnet",
+        model_arguments={"width": 4},
+        epochs=1,
+        batches=2,
+        norm_mode="eval",
+    )
+    private = scenario.draw(0)
+    observation = disclose(private, scenario)
+    penalty = BatchNormStatistics(weight=1.0)(observation, replay_of(observation))
+    assert torch.isfinite(penalty(observation.image.normalize(private.images), private.labels))
+
+
+def test_statistics_are_taken_where_the_replay_starts(scenario: Scenario) -> None:
+    private = scenario.draw(0)
+    observation = disclose(private, scenario)
+    images = observation.image.normalize(private.images)
+    prior = BatchNormStatistics(weight=1.0)
+    ends = [
+        float(prior(observation, OneStep(position=position)(observation, torch.Generator()))(images, private.labels))
+        for position in (0.0, 1.0)
+    ]
+    assert ends[0] != pytest.approx(ends[1], rel=1e-4)
+
+
+def test_an_unknown_source_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="source"):
+        BatchNormStatistics(weight=1.0, source="oracle")  # type: ignore[arg-type]

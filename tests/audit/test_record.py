@@ -1,0 +1,189 @@
+"""Records: what results.json holds, and what it refuses."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import undelta
+from undelta.attacker.reconstruction import Moment, Reconstruction, Status
+from undelta.audit.record import (
+    Record,
+    describe_observation,
+    describe_scenario,
+    make_record,
+    peak_memory_mb,
+    read_results,
+    with_score,
+    write_results,
+)
+from undelta.client.disclose import disclose
+from undelta.client.private import Private
+from undelta.client.scenario import Scenario
+from undelta.errors import DataError
+from undelta.evaluation.score import score
+
+SCENARIO = Scenario(
+    data="faces", image_size=4, num_samples=2, model="mlp", model_arguments={"hidden": [2]}, epochs=3, batches=2
+)
+KEYS = {
+    "attack",
+    "attack_arguments",
+    "scenario",
+    "seed",
+    "psnr",
+    "ssim",
+    "lpips",
+    "mse",
+    "mismatch",
+    "iterations",
+    "seconds",
+    "seconds_per_iteration",
+    "peak_memory_mb",
+    "status",
+    "versions",
+    "threads",
+    "date",
+    "history",
+    "images",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_lpips_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNDELTA_LPIPS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def reconstruction(status: Status = "completed", loss: float = 0.5, iterations: int = 4) -> Reconstruction:
+    return Reconstruction(
+        images=torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(0)),
+        labels=torch.tensor([1, 0]),
+        mismatch=0.25,
+        iterations=iterations,
+        seconds=2.0,
+        status=status,
+        history=(Moment(0, 0.5, 1.0, 1.5), Moment(iterations, 2.0, 0.25, loss)),
+    )
+
+
+def record(result: Reconstruction) -> Record:
+    return make_record(
+        attack="awa",
+        arguments={"steps": 4},
+        scenario=describe_scenario(SCENARIO),
+        seed=5,
+        reconstruction=result,
+    )
+
+
+def test_a_record_has_exactly_the_documented_keys() -> None:
+    made = record(reconstruction())
+    assert set(made) == KEYS
+    assert set(made["scenario"]) == {field.name for field in fields(Scenario)}
+    assert set(made["versions"]) == {"undelta", "python", "torch", "numpy", "scipy", "scikit-image"}
+    assert [set(moment) for moment in made["history"]] == [{"iteration", "seconds", "mismatch", "loss"}] * 2
+
+
+def test_a_record_repeats_what_was_run() -> None:
+    made = record(reconstruction())
+    assert (made["attack"], made["attack_arguments"], made["seed"]) == ("awa", {"steps": 4}, 5)
+    assert (made["mismatch"], made["iterations"], made["seconds"], made["status"]) == (0.25, 4, 2.0, "completed")
+    assert made["seconds_per_iteration"] == 0.5
+    assert made["threads"] == torch.get_num_threads()
+    assert made["versions"]["torch"] == torch.__version__
+    assert datetime.datetime.fromisoformat(made["date"]).tzinfo is not None
+
+
+def test_metrics_are_null_until_scored() -> None:
+    made = record(reconstruction())
+    assert [made[key] for key in ("psnr", "ssim", "lpips", "mse", "images")] == [None, None, None, None, []]
+
+
+def test_a_scored_record_holds_means_and_every_image() -> None:
+    result = reconstruction()
+    truth = Private(images=result.images.flip(0) + 0.1, labels=torch.tensor([0, 1]))
+    scored = with_score(record(result), score(result, truth))
+    assert set(scored) == KEYS
+    assert scored["psnr"] == pytest.approx(20, abs=1e-4)
+    assert scored["mse"] == pytest.approx(0.01, rel=1e-4)
+    assert scored["lpips"] is None
+    assert [image["label"] for image in scored["images"]] == [0, 1]
+    assert [set(image) for image in scored["images"]] == [{"label", "mse", "psnr", "ssim", "lpips"}] * 2
+
+
+def test_a_run_without_iterations_has_no_time_per_iteration() -> None:
+    assert record(reconstruction("interrupted", iterations=0))["seconds_per_iteration"] is None
+
+
+def test_an_observation_says_nothing_of_the_data_or_the_round() -> None:
+    observed = describe_observation(disclose(SCENARIO.draw(0), SCENARIO))
+    assert observed["data"] is None
+    assert observed["rounds"] is None
+    planned = describe_scenario(SCENARIO)
+    for key in ("model", "model_arguments", "num_samples", "epochs", "batches", "learning_rate", "grant_labels"):
+        assert observed[key] == planned[key]
+
+
+def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
+    records = [record(reconstruction()), record(reconstruction("diverged"))]
+    write_results(tmp_path, records)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results) == {"schema", "undelta", "records"}
+    assert (results["schema"], results["undelta"]) == (1, undelta.__version__)
+    assert read_results(tmp_path) == json.loads(json.dumps(records))  # tuples are lists there
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+@pytest.mark.parametrize("status", ["diverged", "interrupted"])
+def test_a_run_that_ended_without_a_finite_loss_is_still_written(tmp_path: Path, status: Status, loss: float) -> None:
+    write_results(tmp_path, [record(reconstruction(status, loss))])
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    results = json.loads((tmp_path / "results.json").read_text(), parse_constant=refuse)
+    assert results["records"][0]["status"] == status
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"schema": 2, "records": []}',
+        b'{"schema": 1}',
+        b'{"schema": 1, "records": {}}',
+        b'{"schema": 1, "records": [1]}',
+    ],
+)
+def test_results_that_are_no_results_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "results.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"results\.json"):
+        read_results(tmp_path)
+
+
+def test_missing_results_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"results\.json: No such file"):
+        read_results(tmp_path)
+
+
+def test_the_peak_memory_is_that_of_a_process_with_torch() -> None:
+    assert 50 < peak_memory_mb() < 1e6
+
+
+def test_a_scenario_is_plain_json() -> None:
+    described: dict[str, Any] = describe_scenario(SCENARIO)
+    assert json.loads(json.dumps(described))["model_arguments"] == {"hidden": [2]}
