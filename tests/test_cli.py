@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -270,13 +271,14 @@ def test_a_bad_option_is_one_line(run: Run, here: Here, tmp_path: Path, words: l
 
 def test_missing_files_are_one_line(run: Run, here: Here, tmp_path: Path) -> None:
     absent, out = tmp_path / "absent", tmp_path / "out"
-    for words in (
+    mistakes: list[list[str | Path]] = [
         ["attack", absent, "--out", out],
         ["simulate", absent, "--observation", out / "observation", "--truth", out / "truth"],
         ["simulate", run.scenario, "--observation", out / "observation", "--truth", out / "truth"],
         ["score", absent, "--truth", run.truth],
         ["score", run.out, "--truth", absent],
-    ):
+    ]
+    for words in mistakes:
         finished = here(*words)
         assert is_one_clear_line(finished), (words, finished)
     assert list(tmp_path.iterdir()) == []
@@ -308,7 +310,8 @@ def test_earlier_results_are_replaced_only_when_asked(run: Run, here: Here, tmp_
     out = tmp_path / "out"
     shutil.copytree(run.out, out)
     before = {path: path.read_bytes() for path in out.iterdir()}
-    words = ["attack", run.observation, "--out", out, "--seed", "8", "--steps", "1", "--set", "rollout_steps=1"]
+    words: list[str | Path] = ["attack", run.observation, "--out", out, "--seed", "8"]
+    words += ["--steps", "1", "--set", "rollout_steps=1"]
     finished = here(*words)
     assert is_one_clear_line(finished), finished
     assert "--overwrite" in finished.err
@@ -334,14 +337,20 @@ def test_help_does_not_import_torch() -> None:
     assert done.stdout.count("Usage") == 1 + len(COMMANDS)
 
 
+def children_seconds() -> float:
+    """Processor time of finished child processes: unlike the clock, it does not count waiting for a busy machine."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_help_answers_at_once(command: str | None) -> None:
     words = [command] if command else []
     best = float("inf")
     for _ in range(5):
-        began = time.perf_counter()
+        began = children_seconds()
         finished = undelta(*words, "--help")
-        best = min(best, time.perf_counter() - began)
+        best = min(best, children_seconds() - began)
         assert (finished.code, finished.err) == (0, "")
         assert "Usage" in finished.out
         if best < HELP_SECONDS:

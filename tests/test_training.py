@@ -124,7 +124,7 @@ def random_steps(local: LocalTraining, *, soft: bool = True, seed: int = 2) -> l
     images = torch.randn(SAMPLES, 2, 8, 8, generator=generator, dtype=torch.float64)
     logits = torch.randn(SAMPLES, CLASSES, generator=generator, dtype=torch.float64)
     labels = logits.softmax(1) if soft else logits.argmax(1)
-    steps = []
+    steps: list[Step] = []
     for _ in range(local.epochs):
         order = torch.randperm(SAMPLES, generator=generator)
         for batch in order.split(list(local.sizes(SAMPLES))):

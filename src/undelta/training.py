@@ -85,10 +85,15 @@ class Network:
                 module.eval()  # nobody can replay the client's hidden dropout masks
         self._loss = LOSSES[training.loss]
 
+    def outputs(self, parameters: Update, images: Tensor) -> Tensor:
+        """The model's outputs at the given parameters."""
+        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
+            outputs: Tensor = functional_call(self.model, parameters, (images,))
+        return outputs
+
     def loss(self, parameters: Update, images: Tensor, labels: Tensor) -> Tensor:
         """The mini-batch's mean loss at the given parameters."""
-        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
-            return self._loss(functional_call(self.model, parameters, (images,)), labels)
+        return self._loss(self.outputs(parameters, images), labels)
 
     def gradient(self, parameters: Update, images: Tensor, labels: Tensor, *, graph: bool = False) -> Update:
         """∇θ of the loss; with ``graph``, differentiable in the parameters, images and soft labels."""

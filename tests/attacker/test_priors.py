@@ -16,7 +16,7 @@ from undelta.attacker.priors import (
     batch_norm_targets,
     total_variation,
 )
-from undelta.attacker.replays import FullRollout, InterpolatedEpoch, OneStep, Replay
+from undelta.attacker.replays import Chain, FullRollout, InterpolatedEpoch, OneStep
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, MissingKnowledge
@@ -36,12 +36,12 @@ def cumulative_net() -> nn.Module:
     )
 
 
-def replay_of(observation: Observation, position: float = 0.0) -> Replay:
+def replay_of(observation: Observation, position: float = 0.0) -> Chain:
     return InterpolatedEpoch(position=position)(observation, torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
-def scenario() -> Scenario:
+def normed() -> Scenario:
     return Scenario(
         data="digits",
         num_samples=6,
@@ -83,7 +83,7 @@ def true_statistics(scenario: Scenario) -> tuple[Observation, dict[str, list[tup
 
     for name, module in model.named_modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            module.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs[0]))  # type: ignore[misc]
+            module.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs[0]))
     optimizer = torch.optim.SGD(model.parameters(), lr=scenario.learning_rate)
     images = observation.image.normalize(private.images.double())
     for order in run.orders:
@@ -104,10 +104,10 @@ def weighted_mean(values: list[Tensor], momentum: float | None) -> Tensor:
 @pytest.mark.parametrize("rounds", [0, 1])
 @pytest.mark.parametrize("model", ["convnet", f"{__name__}:cumulative_net"])
 def test_the_clients_buffers_reveal_the_weighted_statistics_of_its_batches(
-    scenario: Scenario, model: str, rounds: int
+    normed: Scenario, model: str, rounds: int
 ) -> None:
     arguments = {"width": 4} if model == "convnet" else {}
-    observation, seen = true_statistics(replace(scenario, model=model, model_arguments=arguments, rounds=rounds))
+    observation, seen = true_statistics(replace(normed, model=model, model_arguments=arguments, rounds=rounds))
     targets = batch_norm_targets(observation, "client")
     norms = {
         name: module
@@ -122,24 +122,24 @@ def test_the_clients_buffers_reveal_the_weighted_statistics_of_its_batches(
         torch.testing.assert_close(variance, weighted_mean([v for _, v in seen[name]], momentum), rtol=1e-9, atol=1e-9)
 
 
-def test_the_servers_statistics_are_its_own_buffers(scenario: Scenario) -> None:
-    observation = disclose(scenario.draw(0), replace(scenario, rounds=1))
+def test_the_servers_statistics_are_its_own_buffers(normed: Scenario) -> None:
+    observation = disclose(normed.draw(0), replace(normed, rounds=1))
     for name, (mean, variance) in batch_norm_targets(observation, "server").items():
         assert torch.equal(mean, observation.initial[f"{name}.running_mean"])
         assert torch.equal(variance, observation.initial[f"{name}.running_var"])
 
 
-def test_buffers_that_did_not_move_reveal_nothing(scenario: Scenario) -> None:
-    observation = disclose(scenario.draw(0), replace(scenario, norm_mode="eval"))
+def test_buffers_that_did_not_move_reveal_nothing(normed: Scenario) -> None:
+    observation = disclose(normed.draw(0), replace(normed, norm_mode="eval"))
     prior = BatchNormStatistics(weight=1.0, source="client")
-    with pytest.raises(MissingKnowledge, match="source='server'"):
+    with pytest.raises(MissingKnowledge, match="server's"):
         prior(observation, replay_of(observation))
     BatchNormStatistics(weight=1.0, source="server")(observation, replay_of(observation))
 
 
-def test_the_true_data_meet_the_clients_statistics_when_it_takes_one_step(scenario: Scenario) -> None:
-    private = scenario.draw(0)
-    observation = disclose(private, replace(scenario, epochs=1, batches=1), dtype=torch.float64)
+def test_the_true_data_meet_the_clients_statistics_when_it_takes_one_step(normed: Scenario) -> None:
+    private = normed.draw(0)
+    observation = disclose(private, replace(normed, epochs=1, batches=1), dtype=torch.float64)
     penalty = BatchNormStatistics(weight=1.0, source="client")(observation, replay_of(observation))
     truth = observation.image.normalize(private.images.double())
     assert float(penalty(truth, private.labels)) < 1e-9
@@ -147,9 +147,9 @@ def test_the_true_data_meet_the_clients_statistics_when_it_takes_one_step(scenar
 
 
 @pytest.mark.parametrize("index", range(6))
-def test_every_mini_batch_counts_in_the_penalty(scenario: Scenario, index: int) -> None:
-    private = scenario.draw(0)
-    observation = disclose(private, scenario)
+def test_every_mini_batch_counts_in_the_penalty(normed: Scenario, index: int) -> None:
+    private = normed.draw(0)
+    observation = disclose(private, normed)
     images = observation.image.normalize(private.images)
     penalty = BatchNormStatistics(weight=1.0)(observation, replay_of(observation))
     before = float(penalty(images, private.labels))
@@ -157,9 +157,9 @@ def test_every_mini_batch_counts_in_the_penalty(scenario: Scenario, index: int) 
     assert float(penalty(images, private.labels)) != pytest.approx(before, rel=1e-6)
 
 
-def test_the_penalty_is_the_mean_over_mini_batches(scenario: Scenario) -> None:
-    private = scenario.draw(0)
-    observation = disclose(private, scenario, dtype=torch.float64)
+def test_the_penalty_is_the_mean_over_mini_batches(normed: Scenario) -> None:
+    private = normed.draw(0)
+    observation = disclose(private, normed, dtype=torch.float64)
     images, labels = observation.image.normalize(private.images.double()), private.labels
     prior, replay = BatchNormStatistics(weight=2.0), replay_of(observation)
     halves = [prior(observation, replace(replay, plan=(step,)))(images, labels) for step in replay.plan]
@@ -167,9 +167,9 @@ def test_the_penalty_is_the_mean_over_mini_batches(scenario: Scenario) -> None:
     torch.testing.assert_close(whole, (halves[0] + halves[1]) / 2)
 
 
-def test_a_rollout_of_many_epochs_takes_its_first_one_only(scenario: Scenario) -> None:
-    private = scenario.draw(0)
-    observation = disclose(private, scenario)
+def test_a_rollout_of_many_epochs_takes_its_first_one_only(normed: Scenario) -> None:
+    private = normed.draw(0)
+    observation = disclose(private, normed)
     images = observation.image.normalize(private.images)
     full = FullRollout()(observation, torch.Generator().manual_seed(0))
     prior = BatchNormStatistics(weight=1.0)
@@ -179,9 +179,9 @@ def test_a_rollout_of_many_epochs_takes_its_first_one_only(scenario: Scenario) -
     )
 
 
-def test_the_penalty_has_a_finite_gradient_and_changes_no_buffer(scenario: Scenario) -> None:
-    private = scenario.draw(0)
-    observation = disclose(private, scenario)
+def test_the_penalty_has_a_finite_gradient_and_changes_no_buffer(normed: Scenario) -> None:
+    private = normed.draw(0)
+    observation = disclose(private, normed)
     replay = replay_of(observation)
     before = {name: tensor.clone() for name, tensor in replay.network.model.state_dict().items()}
     images = observation.image.normalize(private.images).requires_grad_()
@@ -201,7 +201,7 @@ def test_a_net_without_batch_norm_has_no_such_penalty(observation: Observation, 
 
 def test_a_single_value_per_channel_leaves_the_penalty_finite() -> None:
     # In eval mode BatchNorm takes mini-batches of one; on its deepest 1 x 1 maps no variance is defined.
-    scenario = Scenario(
+    normed = Scenario(
         data="digits",
         image_size=4,
         num_samples=2,
@@ -211,15 +211,15 @@ def test_a_single_value_per_channel_leaves_the_penalty_finite() -> None:
         batches=2,
         norm_mode="eval",
     )
-    private = scenario.draw(0)
-    observation = disclose(private, scenario)
+    private = normed.draw(0)
+    observation = disclose(private, normed)
     penalty = BatchNormStatistics(weight=1.0)(observation, replay_of(observation))
     assert torch.isfinite(penalty(observation.image.normalize(private.images), private.labels))
 
 
-def test_statistics_are_taken_where_the_replay_starts(scenario: Scenario) -> None:
-    private = scenario.draw(0)
-    observation = disclose(private, scenario)
+def test_statistics_are_taken_where_the_replay_starts(normed: Scenario) -> None:
+    private = normed.draw(0)
+    observation = disclose(private, normed)
     images = observation.image.normalize(private.images)
     prior = BatchNormStatistics(weight=1.0)
     ends = [

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from undelta.attacker.replays import (
+    Chain,
     CoarseRollout,
     FullRollout,
     InterpolatedEpoch,
     OneStep,
     ReplayPart,
     observed_update,
-    path_length,
 )
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
@@ -215,8 +215,9 @@ def test_a_coarse_rollout_of_e_full_batch_steps_is_the_full_rollout() -> None:
 def test_replays_of_the_whole_training_are_as_long_as_the_clients_path(part: ReplayPart) -> None:
     observation, _, _ = observe(scenario_of(3, 4))
     replay = part(observation, generator())
+    assert isinstance(replay, Chain)
     assert sum(rate for _, rate in replay.plan) == pytest.approx(0.05 * 3 * 4)
-    assert path_length(observation) == pytest.approx(0.05 * 3 * 4)
+    assert observation.path_length == pytest.approx(0.05 * 3 * 4)
 
 
 def test_hidden_orders_are_the_attackers_own_and_cover_every_epoch() -> None:

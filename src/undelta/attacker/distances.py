@@ -33,6 +33,43 @@ def l2(dummy: Update, target: Update, weights: Weights) -> Tensor:
     return _weighted(gap, gap, weights)
 
 
+def relative_l2(dummy: Update, target: Update, weights: Weights) -> Tensor:
+    """l2 in units of the target's own (weighted) square, so that regularizers keep their meaning at any η."""
+    tiny = torch.finfo(next(iter(target.values())).dtype).tiny
+    return l2(dummy, target, weights) / _weighted(target, target, weights).clamp_min(tiny)
+
+
+def l2_norms(dummy: Update, target: Update, weights: Weights) -> Tensor:
+    """Σ q ‖d − t‖₂ / ‖t‖₂ over parameters: norms, not squares (GradInversion, relative to the target)."""
+    terms = [
+        weights[name]
+        * (dummy[name] - target[name]).norm()
+        / (target[name].norm() + torch.finfo(dummy[name].dtype).tiny)
+        for name in dummy
+    ]
+    return torch.stack(terms).sum() / len(terms)
+
+
+def l1(dummy: Update, target: Update, weights: Weights) -> Tensor:
+    """Σ_l q_l |d_l − t_l|₁ in units of the target's own."""
+    gap = torch.stack([weights[name] * (dummy[name] - target[name]).abs().sum() for name in dummy]).sum()
+    size = torch.stack([weights[name] * target[name].abs().sum() for name in dummy]).sum()
+    return gap / size.clamp_min(torch.finfo(size.dtype).tiny)
+
+
+def gaussian_kernel(dummy: Update, target: Update, weights: Weights) -> Tensor:
+    """Σ q (1 − exp(−‖d − t‖² / (n σ²))) with σ² = Var(t) (SAPAG: Wang et al. 2020).
+
+    The kernel's width follows each parameter's own variance. ‖·‖² is taken per entry (n of them): summed, as the paper
+    may be read, every kernel of a real network is saturated at its start and has no gradient.
+    """
+    terms = []
+    for name in dummy:
+        variance = target[name].var(unbiased=False).clamp_min(torch.finfo(dummy[name].dtype).tiny)
+        terms.append(weights[name] * (1 - torch.exp(-(dummy[name] - target[name]).square().mean() / variance)))
+    return torch.stack(terms).sum() / torch.stack([weights[name] for name in dummy]).sum()
+
+
 def mismatch(dummy: Update, target: Update) -> float:
     """The unweighted cosine distance: the attacker's own measure of success (f of AWA eq_obj_func_BO_f_Q)."""
     with torch.no_grad():

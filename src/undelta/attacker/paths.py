@@ -17,7 +17,7 @@ from undelta.attacker.replays import NOTHING, Gradients, Pullback, extended, len
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.training import Network, Step, rollout
-from undelta.updates import Update, inner
+from undelta.updates import Update, along, inner
 
 Shape: TypeAlias = Callable[[Update, Update, Mapping[str, Tensor]], tuple[list[Update], Tensor]]
 """(θ, u, learned variables) -> the nodes' parameters and their shares of the path's length, differentiable."""
@@ -50,7 +50,9 @@ class PathReplay:
             nodes, shares = self.shape(self.start, self.target, leaves)
         rates = shares.detach() * self.length
         parts = [
-            rollout(self.network, {name: value.detach() for name, value in node.items()}, [step], pull_start=True)
+            rollout(
+                self.network, {name: value.detach() for name, value in node.items()}, [step], pull_start=bool(leaves)
+            )
             for node in nodes
             for step in [Step(images, labels, 1.0)]
         ]
@@ -71,10 +73,12 @@ class PathReplay:
                 image_gradient += pulled.images[0]
                 if label_gradient is not None and pulled.labels[0] is not None:
                     label_gradient += pulled.labels[0]
-                moving = [name for name, value in node.items() if value.requires_grad]
-                assert pulled.start is not None  # noqa: S101
-                outputs.extend(node[name] for name in moving)
-                outer.extend(pulled.start[name] for name in moving)
+                if pulled.start is not None:
+                    moving = [name for name, value in node.items() if value.requires_grad]
+                    outputs.extend(node[name] for name in moving)
+                    outer.extend(pulled.start[name] for name in moving)
+            if not leaves:
+                return Gradients(image_gradient, label_gradient, {})
             pairs = [(out, grad) for out, grad in zip(outputs, outer, strict=True) if out.requires_grad]
             gradients = torch.autograd.grad(
                 [out for out, _ in pairs], list(leaves.values()), [grad for _, grad in pairs], retain_graph=True
@@ -82,6 +86,32 @@ class PathReplay:
             return Gradients(image_gradient, label_gradient, dict(zip(leaves, gradients, strict=True)))
 
         return update, pullback
+
+
+@dataclass(frozen=True, kw_only=True)
+class StraightPath:
+    """The paper's linear interpolation with all its epochs at once: a node at the start of each, θ + e/E·u.
+
+    ``nodes`` is the number of stretches, E by default; ``middle`` puts the nodes in the middle of their stretches.
+    """
+
+    nodes: int | None = None
+    middle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nodes is not None:
+            _check_nodes(self.nodes)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
+        """The replay."""
+        count = observation.epochs if self.nodes is None else self.nodes
+        shift = 0.5 if self.middle else 0.0
+
+        def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
+            places = [(index + shift) / count for index in range(count)]
+            return [along(start, update, place) for place in places], _equal_shares(count, observation)
+
+        return _path(observation, shape, {}, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +138,7 @@ class UnevenSteps:
     nodes: int = 4
 
     def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise ConfigError(f"expected nodes >= 1, got nodes={self.nodes}")
+        _check_nodes(self.nodes)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
         """The replay."""
@@ -132,21 +161,18 @@ class QuadraticPath:
     nodes: int = 3
 
     def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise ConfigError(f"expected nodes >= 1, got nodes={self.nodes}")
+        _check_nodes(self.nodes)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
         """The replay."""
 
         def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
-            places = [(index + 0.5) / self.nodes for index in range(self.nodes)]
             bend = {name.removeprefix("control/"): value for name, value in learned.items()}
             points = []
-            for s in places:
-                line = _point(start, update, torch.tensor(s, dtype=observation.dtype, device=observation.device))
+            for s in [(index + 0.5) / self.nodes for index in range(self.nodes)]:
+                line = along(start, update, s)
                 points.append({name: value + 2 * s * (1 - s) * bend[name] for name, value in line.items()})
-            shares = torch.full((self.nodes,), 1 / self.nodes, dtype=observation.dtype, device=observation.device)
-            return points, shares
+            return points, _equal_shares(self.nodes, observation)
 
         _, start, _ = observed_update(observation)
         control = {f"control/{name}": torch.zeros_like(value) for name, value in start.items()}
@@ -170,6 +196,15 @@ def _path(
         batches=(torch.arange(observation.num_samples, device=observation.device),),
         bounds=bounds,
     )
+
+
+def _check_nodes(nodes: int) -> None:
+    if nodes < 1:
+        raise ConfigError(f"expected nodes >= 1, got nodes={nodes}")
+
+
+def _equal_shares(count: int, observation: Observation) -> Tensor:
+    return torch.full((count,), 1 / count, dtype=observation.dtype, device=observation.device)
 
 
 def _point(start: Update, update: Update, fraction: Tensor) -> Update:

@@ -44,6 +44,55 @@ def total_variation(images: Tensor) -> Tensor:
     return down + right
 
 
+@dataclass(frozen=True, kw_only=True)
+class SquareNorm:
+    """weight · mean x² (the ℓ2 prior of Yin et al. 2021)."""
+
+    weight: float
+
+    def __call__(self, observation: Observation, replay: Replay) -> Penalty:
+        """The penalty."""
+        return lambda images, labels: self.weight * images.square().mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelConsistency:
+    """weight · mean ‖softmax f(x) − y‖²: the model should say what the dummy labels say (CPL: Wei et al. 2020)."""
+
+    weight: float
+
+    def __call__(self, observation: Observation, replay: Replay) -> Penalty:
+        """The penalty."""
+
+        def penalty(images: Tensor, labels: Tensor) -> Tensor:
+            outputs = replay.network.outputs(replay.start, images).softmax(1)
+            if not labels.is_floating_point():
+                labels = torch.nn.functional.one_hot(labels, outputs.shape[1]).to(outputs)
+            return self.weight * (outputs - labels).square().sum(1).mean()
+
+        return penalty
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochInvariance:
+    """weight · the spread over epochs of a statistic of each epoch's images that no order changes (DLFA).
+
+    The statistic is the pixelwise mean and mean square of an epoch's images (Dimitrov et al. 2022 leave it open).
+    """
+
+    weight: float
+
+    def __call__(self, observation: Observation, replay: Replay) -> Penalty:
+        """The penalty."""
+
+        def penalty(images: Tensor, labels: Tensor) -> Tensor:
+            sets = images.view(-1, observation.num_samples, *images.shape[1:])  # (E, N, C, H, W)
+            statistics = torch.stack([sets.mean(1), sets.square().mean(1)])  # (2, E, C, H, W)
+            return self.weight * (statistics - statistics.mean(1, keepdim=True)).square().mean()
+
+        return penalty
+
+
 Source: TypeAlias = Literal["server", "client"]
 
 
@@ -109,22 +158,22 @@ def batch_norm_targets(observation: Observation, source: Source) -> dict[str, tu
     statistics), so (r_T − (1−m)^T r_0) / (1 − (1−m)^T) is the weighted mean of the batch statistics, exactly.
     """
     targets = {}
-    steps = observation.training.epochs * observation.training.batches
     for name, module in observation.model().named_modules():
         if not isinstance(module, _BatchNorm) or module.running_mean is None:
             continue
         pair = []
         for buffer in ("running_mean", "running_var"):
             key = f"{name}.{buffer}" if name else buffer
-            before, after = observation.initial[key], observation.received[key]
+            before, after = observation.initial[key], observation.received.get(key)
             if source == "server":
                 pair.append(before)
                 continue
-            if torch.equal(before, after):
+            if after is None or torch.equal(before, after):
                 raise MissingKnowledge(
-                    f"the client's buffer {key!r} did not change, so it reveals no batch statistics "
-                    "(norm_mode 'eval', or withheld). Use the server's: source='server'."
+                    f"the client's buffer {key!r} was withheld or did not change (norm_mode 'eval'), so it "
+                    "reveals no batch statistics. Use the server's: bn_source = server."
                 )
+            steps = observation.epochs * observation.training.batches
             # momentum None means a cumulative average over all batches the layer ever saw
             if module.momentum is None:
                 seen = int(observation.received[key.replace(buffer, "num_batches_tracked")])

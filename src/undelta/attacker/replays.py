@@ -165,8 +165,6 @@ class InterpolatedEpoch:
     """
 
     position: float = 0.0
-    full_batch: bool = False
-    """One step of the whole set instead of B, as GENG has it."""
 
     def __post_init__(self) -> None:
         _check_position(self.position)
@@ -174,14 +172,12 @@ class InterpolatedEpoch:
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
         """The replay."""
         network, start, update = observed_update(observation)
-        training, count = observation.training, observation.num_samples
-        sizes = [count] if self.full_batch else list(training.sizes(count))
-        rate = observation.learning_rate * (training.batches if self.full_batch else 1)
-        batches = torch.arange(count, device=observation.device).split(sizes)
+        sizes = list(observation.training.sizes(observation.num_samples))
+        batches = torch.arange(observation.num_samples, device=observation.device).split(sizes)
         return Chain(
             network=network,
             start=along(start, update, self.position),
-            plan=tuple((batch, rate) for batch in batches),
+            plan=tuple((batch, observation.learning_rate) for batch in batches),
             target=scaled(update, 1 / observation.epochs),
         )
 
@@ -196,6 +192,8 @@ class OneStep:
 
     position: float = 0.0
     per_epoch: bool = False
+    in_gradients: bool = False
+    """Match −∇ℓ with u/(η·E·B) instead: the scale of DLG's loss."""
 
     def __post_init__(self) -> None:
         _check_position(self.position)
@@ -204,11 +202,12 @@ class OneStep:
         """The replay."""
         network, start, update = observed_update(observation)
         count = observation.num_samples * (observation.epochs if self.per_epoch else 1)
+        rate = 1.0 if self.in_gradients else length_or_one(observation)
         return Chain(
             network=network,
             start=along(start, update, self.position),
-            plan=((torch.arange(count, device=observation.device), length_or_one(observation)),),
-            target=update,
+            plan=((torch.arange(count, device=observation.device), rate),),
+            target=scaled(update, 1 / observation.path_length) if self.in_gradients else update,
         )
 
 

@@ -89,6 +89,15 @@ class ErrorEnhanced:
         return weights
 
 
+@dataclass(frozen=True, kw_only=True)
+class Decaying:
+    """1, e⁻¹, e⁻², … from the first layer on (DLFA: Dimitrov et al. 2022)."""
+
+    def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
+        """The weights, (L,)."""
+        return torch.exp(-torch.arange(len(layers)).to(_like(target)))
+
+
 def ramps(layers: Sequence[Layer], ends: dict[Kind, float] | dict[str, float]) -> list[float]:
     """The weight of each layer, by its rank among the layers of its kind."""
     counts: dict[str, int] = {}

@@ -1,14 +1,56 @@
-"""One paper, one file; `ATTACKS` names them all."""
+"""One paper, one file; `ATTACKS` names them all. GIAS is not among them, since it needs a generator of yours."""
 
 from collections.abc import Callable
 
+from undelta.attacker.attacks.agic import agic
+from undelta.attacker.attacks.analytic import analytic
 from undelta.attacker.attacks.awa import awa
+from undelta.attacker.attacks.dlfa import dlfa
+from undelta.attacker.attacks.dlg import cpl, dlg
+from undelta.attacker.attacks.geng import geng, geng_gradient
+from undelta.attacker.attacks.gias import gias
+from undelta.attacker.attacks.gradinversion import gradinversion
+from undelta.attacker.attacks.idlg import idlg, idlg_fedavg
+from undelta.attacker.attacks.ig import ig
+from undelta.attacker.attacks.sapag import sapag
+from undelta.attacker.attacks.sme import sme
 from undelta.attacker.attacks.strongest import strongest
 from undelta.attacker.matching import Attack
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
     "awa": awa,
     "strongest": strongest,
+    "dlg": dlg,
+    "cpl": cpl,
+    "idlg": idlg,
+    "idlg_fedavg": idlg_fedavg,
+    "ig": ig,
+    "gradinversion": gradinversion,
+    "sapag": sapag,
+    "agic": agic,
+    "geng": geng,
+    "geng_gradient": geng_gradient,
+    "sme": sme,
+    "dlfa": dlfa,
+    "analytic": analytic,
 }
 
-__all__ = ["ATTACKS", "awa", "strongest"]
+__all__ = [
+    "ATTACKS",
+    "agic",
+    "analytic",
+    "awa",
+    "cpl",
+    "dlfa",
+    "dlg",
+    "geng",
+    "geng_gradient",
+    "gias",
+    "gradinversion",
+    "idlg",
+    "idlg_fedavg",
+    "ig",
+    "sapag",
+    "sme",
+    "strongest",
+]

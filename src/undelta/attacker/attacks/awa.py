@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from undelta.attacker.labels import label_source
 from undelta.attacker.matching import GradientMatching
 from undelta.attacker.optimizers import Adam, constant, three_step
 from undelta.attacker.priors import BatchNormStatistics, Source, TotalVariation
@@ -32,6 +33,7 @@ def awa(
     decay: bool = True,
     box: bool = True,
     restarts: int = 1,
+    labels: str = "disclosed",
 ) -> GradientMatching:
     """The paper's attack.
 
@@ -48,6 +50,7 @@ def awa(
         decay: Divide the rate by ten at 3/8, 5/8 and 7/8 of the iterations.
         box: Keep pixels in range.
         restarts: Independent tries, chosen by the attacker's own mismatch.
+        labels: Where labels come from; the paper takes them as known.
     """
     weights: dict[str, WeightsPart] = {
         "approximation": Uniform(),
@@ -61,6 +64,7 @@ def awa(
         weights=weights[form],
         priors=(TotalVariation(weight=tv), BatchNormStatistics(weight=bn, source=bn_source)),
         optimizer=Adam(learning_rate=learning_rate),
+        labels=label_source(labels),
         schedule=three_step if decay else constant,
         signed=signed,
         box=box,

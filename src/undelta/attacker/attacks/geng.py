@@ -1,0 +1,47 @@
+"""Improved gradient inversion attacks (GENG: Geng et al. 2023), in two readings."""
+
+from __future__ import annotations
+
+from undelta.attacker.distances import relative_l2
+from undelta.attacker.labels import label_source
+from undelta.attacker.matching import GradientMatching
+from undelta.attacker.optimizers import Adam, three_step
+from undelta.attacker.paths import StraightPath
+from undelta.attacker.priors import BatchNormStatistics, TotalVariation
+from undelta.attacker.replays import OneStep, ReplayPart
+
+
+def geng(
+    *,
+    steps: int = 10_000,
+    learning_rate: float = 0.1,
+    tv: float = 0.01,
+    bn: float = 0.001,
+    labels: str = "geng",
+) -> GradientMatching:
+    """As the AWA paper describes it: full-batch gradients along the interpolated trajectory, unweighted l2."""
+    return _geng(StraightPath(), steps, learning_rate, tv, bn, labels)
+
+
+def geng_gradient(
+    *,
+    steps: int = 10_000,
+    learning_rate: float = 0.1,
+    tv: float = 0.01,
+    bn: float = 0.001,
+    labels: str = "geng",
+) -> GradientMatching:
+    """The other reading: the gradient estimate −u/(η·E·B) at θ, unweighted l2."""
+    return _geng(OneStep(in_gradients=True), steps, learning_rate, tv, bn, labels)
+
+
+def _geng(replay: ReplayPart, steps: int, learning_rate: float, tv: float, bn: float, labels: str) -> GradientMatching:
+    return GradientMatching(
+        replay=replay,
+        distance=relative_l2,
+        priors=(TotalVariation(weight=tv), BatchNormStatistics(weight=bn)),
+        labels=label_source(labels),
+        optimizer=Adam(learning_rate=learning_rate),
+        schedule=three_step,
+        steps=steps,
+    )

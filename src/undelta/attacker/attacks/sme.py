@@ -1,0 +1,31 @@
+"""Surrogate model extension (SME: Zhu, Yao and Blaschko 2023): one gradient at a learned point of the line θ–θ⁺."""
+
+from __future__ import annotations
+
+from undelta.attacker.labels import label_source
+from undelta.attacker.matching import GradientMatching
+from undelta.attacker.optimizers import Adam, three_step
+from undelta.attacker.paths import LearnedPosition
+from undelta.attacker.priors import TotalVariation
+
+
+def sme(
+    *,
+    steps: int = 1_000,
+    learning_rate: float = 1.0,
+    tv: float = 0.01,
+    position: float = 0.5,
+    position_rate: float = 1e-3,
+    labels: str = "disclosed",
+) -> GradientMatching:
+    """Match the update's direction with one gradient of a surrogate model, whose position is learned."""
+    return GradientMatching(
+        replay=LearnedPosition(position=position),
+        # Their total variation is the mean of both directions; ours is the sum.
+        priors=(TotalVariation(weight=tv / 2),),
+        labels=label_source(labels),
+        optimizer=Adam(learning_rate=learning_rate),
+        schedule=three_step,
+        path_rate=position_rate,
+        steps=steps,
+    )
