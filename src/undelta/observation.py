@@ -25,6 +25,7 @@ Hyperparameter = Literal["epochs", "learning_rate"]
 Builder = Callable[..., nn.Module]
 """Any function that makes a model; it is called with the architecture's arguments."""
 
+FLOATS = (torch.float32, torch.float64)
 MOST_PIXELS = 2**31  # of one client's images together; more is a mistake or a trap, not a client
 
 
@@ -114,13 +115,18 @@ class Observation:
                 _check_tensor(f"{side} state, {name!r}", tensor, expected[name])
                 if tensor.is_floating_point():
                     dtypes.add(tensor.dtype)
-        if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+        if len(dtypes) != 1:
             found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
             raise ObservationError(f"expected all of float32 or all of float64, got {found or 'no parameters'}")
 
     def _build(self) -> nn.Module:
         if self.builder is not None:
-            return self.builder(**self.architecture.arguments)
+            try:
+                return self.builder(**self.architecture.arguments)
+            except TypeError as problem:
+                raise ObservationError(
+                    f"the model {self.architecture.name!r} refuses its arguments: {problem}"
+                ) from problem
         if self.architecture.custom:
             raise ObservationError(
                 f"the model {self.architecture.name!r} is somebody's code, which is never imported because a file "
@@ -212,8 +218,10 @@ def _check_names(side: str, needed: set[str], known: set[str], found: set[str]) 
 def _check_tensor(where: str, tensor: Tensor, expected: Tensor) -> None:
     if tensor.shape != expected.shape:
         raise ObservationError(f"{where}: expected shape {tuple(expected.shape)}, got {tuple(tensor.shape)}")
-    if tensor.is_floating_point() != expected.is_floating_point():
-        raise ObservationError(f"{where}: expected {expected.dtype}, got {tensor.dtype}")
+    allowed = FLOATS if expected.is_floating_point() else (expected.dtype,)
+    if tensor.dtype not in allowed:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        raise ObservationError(f"{where}: expected {names}, got {str(tensor.dtype).removeprefix('torch.')}")
     if not torch.isfinite(tensor).all():
         bad = int((~torch.isfinite(tensor)).sum())
         raise ObservationError(f"{where}: {bad} of {tensor.numel()} values are NaN or infinite")

@@ -92,7 +92,10 @@ def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) ->
         return parse(hint, value, where=where, error=error)  # type: ignore[arg-type]
     # bool is a subclass of int, but `epochs = true` is a mistake; an int is a fine float.
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise error(f"{where}: expected a number, got one too large") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise error(f"{where}: expected {_NAMES.get(hint, hint.__name__)}, got {_show(value)}")
     return value

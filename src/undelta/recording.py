@@ -116,8 +116,8 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Map
     """Write tensors and JSON metadata as a sealed safetensors file, atomically."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(metadata, sort_keys=True, allow_nan=False)
-    header = {"undelta": text, "sha256": _digest(plain, text)}
-    write_bytes(path, to_bytes(plain, metadata=header))
+    # One key only: safetensors keeps no order of several, and equal content should give equal bytes.
+    write_bytes(path, to_bytes(plain, metadata={"undelta": f"{_digest(plain, text)} {text}"}))
 
 
 def read_tensors(path: str | Path, *, kind: str, error: type[UndeltaError]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -130,13 +130,14 @@ def read_tensors(path: str | Path, *, kind: str, error: type[UndeltaError]) -> t
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, UnicodeDecodeError) as problem:
         raise error(f"{path}: not a readable safetensors file, or truncated ({problem})") from problem
-    if "undelta" not in header or "sha256" not in header:
+    if "undelta" not in header:
         raise error(f"{path}: a safetensors file, but not one that undelta wrote (no metadata)")
-    if _digest(tensors, header["undelta"]) != header["sha256"]:
+    digest, _, text = header["undelta"].partition(" ")
+    if _digest(tensors, text) != digest:
         raise error(f"{path}: damaged: its content does not match its checksum; copy or record it again")
     try:
-        values = json.loads(header["undelta"])
-    except ValueError as problem:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as problem:
         raise error(f"{path}: its metadata is not JSON ({problem})") from problem
     if not isinstance(values, dict) or values.get("kind") != kind:
         found = values.get("kind") if isinstance(values, dict) else values
@@ -160,6 +161,9 @@ def write_bytes(path: str | Path, content: bytes) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
+    except OSError as problem:
+        Path(temporary).unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {problem.strerror}") from problem
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

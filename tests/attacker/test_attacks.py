@@ -28,9 +28,10 @@ from undelta.observation import Observation
 from undelta.updates import Update
 
 SHORT: dict[str, dict[str, int]] = {"awa": {"steps": 12}, "strongest": {"steps": 12, "rollout_steps": 3}}
+"""Attacks that take the labels as granted and run on any model, and settings that keep them short."""
 
 each_attack = pytest.mark.parametrize(
-    "attack", [make(**SHORT.get(name, {"steps": 12})) for name, make in ATTACKS.items()], ids=ATTACKS.keys()
+    "attack", [ATTACKS[name](**settings) for name, settings in SHORT.items()], ids=SHORT.keys()
 )
 
 

@@ -21,7 +21,7 @@ def load_scenario(path: str | Path) -> Scenario:
             values = tomllib.load(file)
     except OSError as problem:
         raise ConfigError(f"{path}: {problem.strerror}") from problem
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except ValueError as problem:
         raise ConfigError(f"{path}: not valid TOML ({problem})") from problem
     return parse(Scenario, values, where=str(path), error=ConfigError)
 
@@ -42,6 +42,6 @@ def parse_settings(words: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"expected key=value, got {word!r}")
         try:
             settings[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except ValueError:  # not TOML, so a plain word
             settings[key] = value
     return settings

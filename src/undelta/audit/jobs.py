@@ -42,8 +42,8 @@ def simulate_job(scenario_path: Path, *, observation_path: Path, truth_path: Pat
     scenario = load_scenario(scenario_path)
     private = scenario.draw(seed)
     observation = disclose(private, scenario, seed=seed)
-    save_private(private, truth_path, {**describe_scenario(scenario), "seed": seed})
     save_observation(observation, observation_path)
+    save_private(private, truth_path, {**describe_scenario(scenario), "seed": seed})
     return scenario
 
 
@@ -87,6 +87,8 @@ def score_job(directory: Path, *, truth_path: Path) -> Record:
     if len(records) != 1:
         raise DataError(f"{directory}: expected the results of one attack, got {len(records)} records")
     tensors, _ = read_tensors(directory / RECONSTRUCTION, kind="reconstruction", error=DataError)
+    if not {"images", "labels"} <= set(tensors):
+        raise DataError(f"{directory / RECONSTRUCTION}: expected images and labels, got {', '.join(sorted(tensors))}")
     private, scenario = load_private(truth_path)
     record = records[0]
     reconstruction = Reconstruction(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import platform
 import resource
 import sys
@@ -24,6 +25,7 @@ from undelta.observation import Observation
 from undelta.recording import write_bytes
 
 SCHEMA = 1
+NEEDED = {"attack", "mismatch", "iterations", "seconds", "status"}  # what scoring an old run relies on
 Record = dict[str, Any]
 
 
@@ -46,7 +48,7 @@ def make_record(
         "ssim": None,
         "lpips": None,
         "mse": None,
-        "mismatch": reconstruction.mismatch,
+        "mismatch": _finite(reconstruction.mismatch),
         "iterations": iterations,
         "seconds": seconds,
         "seconds_per_iteration": seconds / iterations if iterations else None,
@@ -55,9 +57,16 @@ def make_record(
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "history": [moment._asdict() for moment in reconstruction.history],
+        "history": [
+            {key: _finite(value) for key, value in moment._asdict().items()} for moment in reconstruction.history
+        ],
         "images": [],
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no NaN; a diverged run has some, which are written as null."""
+    return value if math.isfinite(value) else None
 
 
 def with_score(record: Record, score: Score) -> Record:
@@ -103,6 +112,9 @@ def read_results(directory: Path) -> list[Record]:
         raise DataError(f"{path}: not valid JSON ({problem})") from problem
     if not isinstance(results, dict) or results.get("schema") != SCHEMA or not isinstance(results.get("records"), list):
         raise DataError(f"{path}: expected results of schema {SCHEMA}")
+    for record in results["records"]:
+        if not isinstance(record, dict) or not NEEDED <= set(record):
+            raise DataError(f"{path}: a record lacks some of {', '.join(sorted(NEEDED))}")
     return list(results["records"])
 
 
