@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from undelta.errors import MissingKnowledge, ObservationError
 from undelta.models import build
+from undelta.seeding import global_stream
 from undelta.training import LocalTraining
 from undelta.updates import State
 
@@ -105,7 +106,8 @@ class Observation:
         self._check_states()
 
     def _check_states(self) -> None:
-        with torch.device("meta"):
+        # A built-in model is sketched without memory first: the file's arguments are not trusted yet.
+        with torch.device("meta") if self.builder is None else global_stream("rebuild"):
             expected = self._build().state_dict()
         dtypes = set()
         for side, state in (("initial", self.initial), ("received", self.received)):
@@ -141,11 +143,11 @@ class Observation:
 
     def model(self) -> nn.Module:
         """The model as the server sent it, rebuilt."""
-        with torch.device("meta"):
+        # Built for real, not on meta: tied weights, buffers outside the state and plain tensors stay what they are.
+        with global_stream("rebuild"):
             model = self._build()
-        model.to_empty(device=self.device)
-        # assign=True keeps the state's dtype; clones keep the model from sharing memory with the observation.
-        model.load_state_dict({name: tensor.clone() for name, tensor in self.initial.items()}, assign=True)
+        model.to(device=self.device, dtype=self.dtype)
+        model.load_state_dict(self.initial)
         return model
 
     @property

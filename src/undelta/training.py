@@ -81,8 +81,11 @@ class Network:
         for module in self.model.modules():
             if isinstance(module, _BatchNorm) and module.training:
                 module.track_running_stats = False  # batch statistics only; leave the buffers alone
+            # Nobody can replay the client's hidden dropout masks.
             if isinstance(module, _DropoutNd):
-                module.eval()  # nobody can replay the client's hidden dropout masks
+                module.eval()
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
         self._loss = LOSSES[training.loss]
 
     def outputs(self, parameters: Update, images: Tensor) -> Tensor:

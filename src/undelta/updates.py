@@ -64,8 +64,8 @@ def _kind(module: nn.Module) -> Kind:
 
 
 def parameters_of(model: nn.Module) -> Update:
-    """The parameters alone, detached, by name."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    """The parameters that training moves (frozen ones are left out), detached, by name."""
+    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
 def difference(after: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]) -> Update:

@@ -22,9 +22,9 @@ def cosine(dummy: Update, target: Update, weights: Weights) -> Tensor:
     Scaling all weights alike changes nothing. A zero update has no direction: its distance is 1.
     """
     product = _weighted(dummy, target, weights)
-    squares = _weighted(dummy, dummy, weights) * _weighted(target, target, weights)
-    tiny = torch.finfo(squares.dtype).tiny
-    return 1 - product / squares.clamp_min(tiny).sqrt()
+    tiny = torch.finfo(product.dtype).tiny
+    sizes = [_weighted(update, update, weights).clamp_min(tiny).sqrt() for update in (dummy, target)]
+    return 1 - product / (sizes[0] * sizes[1])
 
 
 def l2(dummy: Update, target: Update, weights: Weights) -> Tensor:

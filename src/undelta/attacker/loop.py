@@ -51,6 +51,7 @@ class Loop:
         self.low, self.high = observation.image.normalize(corners)
         self.consensus: Tensor | None = None  # set from outside, by a group of runs
         self.best: tuple[float, Variables] = (math.inf, {})
+        self.previous: Variables = {}  # before the last step
         self.recoveries = 0
         self.loss = self.mismatch = math.inf
         self._fresh_optimizers()
@@ -79,7 +80,7 @@ class Loop:
         factor = method.schedule(iteration, method.steps) * 0.5**self.recoveries
         for group in self.optimizer.param_groups:
             group["lr"] = method.optimizer.learning_rate * factor
-        before = {name: value.clone() for name, value in self.variables.items()}
+        self.previous = {name: value.clone() for name, value in self.variables.items()}
         self.optimizer.step(partial(self._closure, record))
         if self.path_optimizer:
             self.path_optimizer.step()
@@ -91,7 +92,7 @@ class Loop:
                 self.variables["images"].clamp_(self.low, self.high)
         finite = math.isfinite(self.loss) and all(torch.isfinite(value).all() for value in self.variables.values())
         if not finite:
-            self._restore(self.best[1] or before)
+            self._restore(self.best[1] or self.previous)
             if not method.optimizer.recovers or self.recoveries >= MOST_RECOVERIES:
                 return False
             self.recoveries += 1
@@ -164,11 +165,12 @@ class Loop:
         return distance.detach(), dict(zip(leaves, gradients, strict=True))
 
     def result(self, status: Status, iteration: int, seconds: float, history: list[Moment]) -> Reconstruction:
-        """The reconstruction at the current variables."""
-        with torch.no_grad():
-            images, labels = self.images, self.soft_labels(self.variables.get("labels"))
-        update, _ = self.replay(images, labels, self.learned)
-        final = mismatch(update, self.replay.target)
+        """The reconstruction at the current variables, or at those before if the last step led astray."""
+        images, labels, final = self._look()
+        if not math.isfinite(final):
+            status = "diverged"
+            self._restore(self.previous)
+            images, labels, final = self._look()
         classes = labels.argmax(1) if labels.is_floating_point() else labels
         images, classes = self.method.canvas.collapse(images, classes, self.observation)
         carried = {name: value.clone() for name, value in self.variables.items() if name != "images"}
@@ -183,6 +185,12 @@ class Loop:
             learned={name: value.tolist() for name, value in self.learned.items() if value.numel() <= 64},
             variables=carried,
         )
+
+    def _look(self) -> tuple[Tensor, Tensor, float]:
+        with torch.no_grad():
+            images, labels = self.images, self.soft_labels(self.variables.get("labels"))
+        update, _ = self.replay(images, labels, self.learned)
+        return images, labels, mismatch(update, self.replay.target)
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs to go on bit by bit."""

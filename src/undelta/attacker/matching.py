@@ -5,6 +5,7 @@ Methods are values of `GradientMatching`; they differ by fields, not by subclass
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -227,7 +228,7 @@ class Phases:
 
 
 def _rank(result: Reconstruction) -> tuple[bool, float]:
-    return result.status == "diverged", result.mismatch
+    return result.status == "diverged", result.mismatch if math.isfinite(result.mismatch) else math.inf
 
 
 def _counting(watch: Watch | None, done: int, total: int) -> Watch | None:

@@ -124,7 +124,8 @@ class BatchNormStatistics:
                 for name, (mean, variance) in targets.items():
                     # Running variances are unbiased, so the dummy ones are, too.
                     axes = [axis for axis in range(inputs[name].dim()) if axis != 1]
-                    batch_variance, batch_mean = torch.var_mean(inputs[name], dim=axes)
+                    unbiased = inputs[name].numel() > inputs[name].shape[1]
+                    batch_variance, batch_mean = torch.var_mean(inputs[name], dim=axes, correction=int(unbiased))
                     parts.append((mean - batch_mean).norm() + (variance - batch_variance).norm())
             return self.weight * torch.stack(parts).sum() / len(replay.batches)
 

@@ -113,7 +113,7 @@ def read_results(directory: Path) -> list[Record]:
     if not isinstance(results, dict) or results.get("schema") != SCHEMA or not isinstance(results.get("records"), list):
         raise DataError(f"{path}: expected results of schema {SCHEMA}")
     for record in results["records"]:
-        if not isinstance(record, dict) or not NEEDED <= set(record):
+        if not isinstance(record, dict) or not set(record) >= NEEDED:
             raise DataError(f"{path}: a record lacks some of {', '.join(sorted(NEEDED))}")
     return list(results["records"])
 

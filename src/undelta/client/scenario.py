@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,8 +66,9 @@ class Scenario:
             )
         for samples in self.client_samples:
             self.training.sizes(samples)
-        if self.client_weights and (min(self.client_weights) < 0 or sum(self.client_weights) <= 0):
-            raise ConfigError(f"expected client_weights >= 0 that are not all 0, got {self.client_weights}")
+        finite = all(map(math.isfinite, self.client_weights))
+        if self.client_weights and (not finite or min(self.client_weights) < 0 or sum(self.client_weights) <= 0):
+            raise ConfigError(f"expected finite client_weights >= 0 that are not all 0, got {self.client_weights}")
 
     @property
     def training(self) -> LocalTraining:
