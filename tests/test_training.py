@@ -279,8 +279,7 @@ def test_a_replay_changes_neither_the_model_nor_the_start_nor_the_data(norm_mode
 )
 def test_a_model_with_dropout_is_replayed_deterministically(dropping: nn.Module) -> None:
     local = training(2, 2)
-    network = Network(dropping.double(), local)
-    start = parameters_of(network.model)
+    network, start = Network(dropping.double(), local), parameters_of(dropping)
     first, _ = rollout(network, start, random_steps(local))
     second, _ = rollout(network, start, random_steps(local))
     assert torch.equal(flat(list(first.values())), flat(list(second.values())))
@@ -302,8 +301,8 @@ class _AttentionWithDropout(nn.Module):
 
 def test_attention_with_dropout_is_replayed_deterministically() -> None:
     local = training(2, 2)
-    network = Network(_AttentionWithDropout().double(), local)
-    start = parameters_of(network.model)
+    model = _AttentionWithDropout().double()
+    network, start = Network(model, local), parameters_of(model)
     first, _ = rollout(network, start, random_steps(local))
     second, _ = rollout(network, start, random_steps(local))
     assert torch.equal(flat(list(first.values())), flat(list(second.values())))

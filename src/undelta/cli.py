@@ -75,6 +75,9 @@ def attack(
         typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in --out.")] = False,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(min=0, help="Time between checkpoints; the same command resumes after a crash.")
+    ] = 30.0,
 ) -> None:
     """Reconstruct images from a recorded update. Never reads the truth."""
     from undelta.audit.config import parse_settings
@@ -92,6 +95,7 @@ def attack(
             seed=seed,
             model=model,
             overwrite=overwrite,
+            checkpoint_seconds=checkpoint_seconds,
             watch=progress.start(attack),
         )
     _print_table([record])
@@ -193,7 +197,7 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
 
 def _exit_if_interrupted(records: list[dict[str, Any]]) -> None:
     if any(record["status"] == "interrupted" for record in records):
-        typer.echo("Interrupted: what you see is the result up to that point.", err=True)
+        typer.echo("Interrupted: what you see is the result so far.", err=True)
         raise typer.Exit(INTERRUPTED)
 
 

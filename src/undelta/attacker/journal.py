@@ -6,6 +6,7 @@ A kill costs at most the last interval, and the resumed attack ends with the sam
 from __future__ import annotations
 
 import io
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class Journal:
         self.path, self.key, self.seconds = path, key, seconds
         self._finished: dict[str, dict[str, Any]] = {}
         self._label, self._state = "", dict[str, Any]()
-        self._saved = time.monotonic()
+        self._saved = -math.inf  # the first checkpoint is due at once, so that there is always one
         if path.exists():
             self._read()
 

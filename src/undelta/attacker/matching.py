@@ -177,26 +177,25 @@ class GradientMatching:
                 if journal and journal.due:
                     journal.save(label, checkpoint())
         except KeyboardInterrupt:
+            # The step under way may be half done, so no checkpoint now; a resumed run repeats it from the last one.
             status = "interrupted"
         seconds = time.perf_counter() - began
         results = [loop.result(status, iteration, seconds, history) for loop in loops]
         result = min(results, key=_rank)
-        # An interrupted run stays where its last checkpoint is: the step under way may be half done.
         if journal and status != "interrupted":
             journal.finish(label, result)
         return result
+
+
+Next = Callable[[Reconstruction], GradientMatching]
+"""A phase that depends on what the one before found (never on the truth, which is not there)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
     """Attacks in a row, each starting where the one before ended."""
 
-    phases: tuple[GradientMatching, ...]
-
-    @property
-    def total_steps(self) -> int:
-        """Iterations over all phases."""
-        return sum(phase.total_steps for phase in self.phases)
+    phases: tuple[GradientMatching | Next, ...]
 
     def __call__(
         self,
@@ -209,9 +208,16 @@ class Phases:
         """Attack, phase by phase."""
         history: tuple[Moment, ...] = ()
         start: Start | None = None
+        result: Reconstruction | None = None
         done, seconds = 0, 0.0
-        for number, phase in enumerate(self.phases):
-            counting = _counting(watch, done, self.total_steps)
+        for number, given in enumerate(self.phases):
+            if isinstance(given, GradientMatching):
+                phase = given
+            elif result is not None:
+                phase = given(result)
+            else:
+                raise ConfigError("the first phase has nothing before it to depend on")
+            counting = _counting(watch, done, done + phase.total_steps)
             label = f"phase {number}, "
             result = phase(observation, seed=seed, start=start, watch=counting, journal=journal, label=label)
             history += tuple(
@@ -224,6 +230,8 @@ class Phases:
             start = Start(
                 images=observation.image.normalize(result.images), labels=result.labels, variables=result.variables
             )
+        if result is None:
+            raise ConfigError("expected at least one phase, got none")
         return replace(result, iterations=done, seconds=seconds, history=history)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from undelta.attacker.journal import Journal
 from undelta.attacker.matching import Watch
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.audit.config import load_scenario, make_attack
@@ -25,10 +28,11 @@ from undelta.audit.trial import Trial, run
 from undelta.client.disclose import disclose
 from undelta.client.private import load_private, save_private
 from undelta.client.scenario import Scenario
-from undelta.errors import ConfigError, DataError
+from undelta.errors import ConfigError, DataError, UndeltaError
 from undelta.evaluation.score import score
 from undelta.recording import FORMAT, load_observation, read_tensors, save_observation, write_tensors
 
+CHECKPOINT = "checkpoint.pt"
 RECONSTRUCTION = "reconstruction.safetensors"
 
 DEMO_SCENARIO = Scenario(
@@ -56,13 +60,28 @@ def attack_job(
     seed: int,
     model: str | None = None,
     overwrite: bool = False,
+    checkpoint_seconds: float = 30.0,
     watch: Watch | None = None,
 ) -> Record:
-    """Attack an observation file; the truth is nowhere near."""
+    """Attack an observation file; the truth is nowhere near.
+
+    The same call after a crash or Ctrl-C goes on from the last checkpoint and ends with the same images.
+    """
     method = make_attack(attack, arguments)
-    check_directory(out, overwrite=overwrite)
     observation = load_observation(observation_path, model=model)
-    reconstruction = method(observation, seed=seed, watch=watch)
+    check_directory(out, overwrite=overwrite)
+    key = _key(observation_path, attack, arguments, seed)
+    fresh = not out.exists()
+    make_directory(out)
+    if overwrite:
+        (out / CHECKPOINT).unlink(missing_ok=True)
+    journal = Journal(out / CHECKPOINT, key=key, seconds=checkpoint_seconds)
+    try:
+        reconstruction = method(observation, seed=seed, watch=watch, journal=journal)
+    except UndeltaError:
+        if fresh and not any(out.iterdir()):
+            out.rmdir()  # refused before any work: leave nothing behind
+        raise
     record = make_record(
         attack=attack,
         arguments=arguments,
@@ -78,7 +97,17 @@ def attack_job(
     )
     write_sheet(out / "reconstruction.png", [("reconstruction", reconstruction.images)])
     write_results(out, [record])
+    if reconstruction.status != "interrupted":
+        journal.close()
     return record
+
+
+def _key(observation_path: Path, attack: str, arguments: Mapping[str, Any], seed: int) -> str:
+    """What a checkpoint belongs to."""
+    settings = json.dumps([attack, dict(arguments), seed], sort_keys=True)
+    digest = hashlib.sha256(observation_path.read_bytes())
+    digest.update(settings.encode())
+    return digest.hexdigest()
 
 
 def score_job(directory: Path, *, truth_path: Path) -> Record:
@@ -128,8 +157,9 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
 
 
 def check_directory(out: Path, *, overwrite: bool) -> None:
-    """Refuse to write over a finished run."""
-    if (out / "results.json").exists() and not overwrite:
+    """Refuse to write over a finished run; an interrupted one has a checkpoint and goes on."""
+    finished = (out / "results.json").exists() and not (out / CHECKPOINT).exists()
+    if finished and not overwrite:
         raise ConfigError(f"{out} already holds results; choose another --out, or pass --overwrite")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose a directory for --out")
