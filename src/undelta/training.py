@@ -132,13 +132,13 @@ Pullback: TypeAlias = Callable[[Update], Pulled]
 
 
 def rollout(
-    network: Network, start: Update, steps: Sequence[Step], *, pull_start: bool = False
+    network: Network, start: Update, steps: Sequence[Step], *, pull_start: bool = False, keep: int = 1
 ) -> tuple[Update, Pullback]:
     """SGD from ``start`` over ``steps``: the update −Σ η g (AWA eq_delta_theta) and its exact pullback.
 
-    Only first-order gradients are taken on the way, and only the last step's graph is kept; the pullback
-    walks back and recomputes one step at a time, so memory is that of one mini-batch and one parameter copy per
-    step. With μ = ∂/∂(update): image cotangent −η ∂⟨μ,g⟩/∂x, then μ ← μ − η ∂⟨μ,g⟩/∂θ (the Hessian term).
+    Only first-order gradients are taken on the way, and only the last ``keep`` steps' graphs are kept; the pullback
+    walks back and recomputes the others one at a time. With the default, memory is that of one mini-batch and one
+    parameter copy per step. With μ = ∂/∂(update): image cotangent −η ∂⟨μ,g⟩/∂x, then μ ← μ − η ∂⟨μ,g⟩/∂θ (the Hessian term).
     Σ η g is accumulated rather than taken as a difference of parameters, which would cancel in float32.
 
     ``pull_start`` also returns the cotangent of the starting point, at the price of one more derivative.
@@ -149,11 +149,11 @@ def rollout(
     for index, step in enumerate(steps):
         point = {name: (value + update[name]).detach() for name, value in start.items()}
         points.append(point)
-        if index + 1 < len(steps):
+        if index + keep < len(steps):
             gradient = network.gradient(point, step.images.detach(), step.labels.detach())
         else:
             tape.append(_Taped(network, point, step))
-            gradient = tape[0].gradient
+            gradient = tape[-1].gradient
         for name, value in gradient.items():
             update[name].sub_(value.detach(), alpha=step.learning_rate)
 

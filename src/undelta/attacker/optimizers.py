@@ -99,9 +99,10 @@ class SGD(_Rate):
 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS(_Rate):
-    """L-BFGS (Liu and Nocedal 1989); one iteration is up to ``inner`` evaluations, as in DLG's code.
+    """L-BFGS (Liu and Nocedal 1989) with a strong Wolfe line search; one iteration is up to ``inner`` directions.
 
-    Without a line search it may step into NaN; it then starts afresh from its best point with half the rate.
+    DLG's own code has no line search and diverges from many starts. A step into NaN is still possible; it then
+    starts afresh from its best point with half the rate.
     """
 
     learning_rate: float = 1.0
@@ -112,5 +113,10 @@ class LBFGS(_Rate):
     def __call__(self, variables: list[Tensor]) -> torch.optim.Optimizer:
         """A fresh L-BFGS."""
         return torch.optim.LBFGS(
-            variables, lr=self.learning_rate, max_iter=self.inner, history_size=self.memory, tolerance_change=0.0
+            variables,
+            lr=self.learning_rate,
+            max_iter=self.inner,
+            history_size=self.memory,
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe",
         )

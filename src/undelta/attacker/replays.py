@@ -6,6 +6,7 @@ update u = θ⁺ − θ. The factories below differ in these three choices only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -29,6 +30,7 @@ class Gradients(NamedTuple):
 
 
 Pullback: TypeAlias = Callable[[Update], Gradients]
+KEPT_PIXELS = 300_000  # input values whose graphs are kept; about 200 MB for a small CNN
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
@@ -73,6 +75,8 @@ class Chain:
     plan: tuple[tuple[Tensor, float], ...]  # (indices of a mini-batch, its learning rate), in order
     target: Update
     variables: Mapping[str, Tensor] = field(default_factory=dict)
+    keep: int = 1
+    """How many steps' graphs to keep for the pullback; more cost memory and save time."""
 
     def project(self, variables: Mapping[str, Tensor]) -> None:
         """Nothing is learned."""
@@ -82,7 +86,7 @@ class Chain:
     ) -> tuple[Update, Pullback]:
         """The sum of the plan's steps."""
         steps = [Step(images[indices], labels[indices], rate) for indices, rate in self.plan]
-        update, pull = rollout(self.network, self.start, steps)
+        update, pull = rollout(self.network, self.start, steps, keep=self.keep)
 
         def pullback(cotangent: Update) -> Gradients:
             pulled = pull(extended(cotangent, self.start))
@@ -179,6 +183,7 @@ class InterpolatedEpoch:
             start=along(start, update, self.position),
             plan=tuple((batch, observation.learning_rate) for batch in batches),
             target=scaled(update, 1 / observation.epochs),
+            keep=max(1, KEPT_PIXELS // (sizes[0] * math.prod(observation.image.shape))),
         )
 
 
@@ -230,7 +235,9 @@ class CoarseRollout:
         network, start, update = observed_update(observation)
         everything = torch.arange(observation.num_samples, device=observation.device)
         rate = observation.path_length / self.steps
-        return Chain(network=network, start=start, plan=((everything, rate),) * self.steps, target=update)
+        keep = max(1, KEPT_PIXELS // (observation.num_samples * math.prod(observation.image.shape)))
+        plan = ((everything, rate),) * self.steps
+        return Chain(network=network, start=start, plan=plan, target=update, keep=keep)
 
 
 def length_or_one(observation: Observation) -> float:

@@ -12,7 +12,7 @@ from undelta.attacker.distances import mismatch
 from undelta.attacker.journal import Journal
 from undelta.attacker.labels import label_source
 from undelta.attacker.matching import GradientMatching, Phases, Watch
-from undelta.attacker.optimizers import Adam, three_step
+from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import BatchNormStatistics, Source, TotalVariation
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replays import CoarseRollout, OneStep
@@ -68,7 +68,7 @@ def resolving_steps(observation: Observation, guess: Reconstruction) -> int:
 
 def strongest(
     *,
-    steps: int = 150,
+    steps: int = 100,
     rollout_steps: int = 100,
     macro_steps: int | None = None,
     tv: float = 0.01,
@@ -95,7 +95,7 @@ def strongest(
         priors=priors,
         labels=label_source(labels),
         optimizer=Adam(learning_rate=1.0),
-        schedule=three_step,
+        schedule=cosine_decay,
         steps=steps,
         restarts=restarts,
     )
@@ -104,8 +104,8 @@ def strongest(
         # Early layers see the pixels; on an exact replay their share of the update is worth more.
         weights=Ramps(conv=0.1, norm=0.1, linear=0.1),
         priors=priors,
-        optimizer=Adam(learning_rate=0.3),
-        schedule=three_step,
+        optimizer=Adam(learning_rate=0.7),
+        schedule=cosine_decay,
         steps=rollout_steps,
     )
     return Composite(midpoint=midpoint, rollout=rollout, macro_steps=macro_steps)

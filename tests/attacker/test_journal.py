@@ -1,0 +1,236 @@
+"""Checkpoints: an attack that is killed and run again ends as if nothing had happened, bit by bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from undelta.attacker.attacks import awa, dlg, gradinversion, sme, strongest
+from undelta.attacker.journal import Journal
+from undelta.attacker.matching import Attack, GradientMatching, Watch
+from undelta.attacker.optimizers import LBFGS
+from undelta.attacker.reconstruction import Moment, Reconstruction
+from undelta.attacker.replays import OneStep
+from undelta.errors import ConfigError
+from undelta.observation import Observation
+from undelta.recording import save_observation
+
+ATTACKS: dict[str, tuple[Attack, tuple[int, ...]]] = {
+    "awa": (awa(steps=25), (0, 10, 20)),
+    "strongest": (strongest(steps=15, rollout_steps=12, macro_steps=2), (10, 15, 25)),
+    "sme": (sme(steps=25), (10, 20)),
+    "gradinversion": (gradinversion(steps=22, group=2), (10, 20)),
+    "dlg": (dlg(steps=12), (10,)),
+    "restarts": (awa(steps=12, restarts=2), (10, 12, 22)),
+}
+"""Attacks, and iterations at which they are killed."""
+
+
+class Killed(BaseException):
+    """Not even an interruption that an attack may answer."""
+
+
+def raise_at(iteration: int, problem: type[BaseException]) -> Watch:
+    def watch(moment: Moment, total: int) -> None:
+        if moment.iteration >= iteration:
+            raise problem
+
+    return watch
+
+
+def journal_at(path: Path, key: str = "run", seconds: float = 0.0) -> Journal:
+    return Journal(path, key=key, seconds=seconds)
+
+
+def check_equal(resumed: Reconstruction, whole: Reconstruction) -> None:
+    assert torch.equal(resumed.images, whole.images)
+    assert torch.equal(resumed.labels, whole.labels)
+    assert resumed.mismatch == whole.mismatch
+    assert resumed.iterations == whole.iterations
+    assert resumed.status == whole.status == "completed"
+    assert resumed.learned == whole.learned
+    histories = [[moment._replace(seconds=0.0) for moment in result.history] for result in (resumed, whole)]
+    assert histories[0] == histories[1]
+    assert resumed.seconds > 0
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_killed_attack_goes_on_as_if_nothing_had_happened(
+    name: str, observation: Observation, tmp_path: Path
+) -> None:
+    attack, moments = ATTACKS[name]
+    whole = attack(observation, seed=4)
+    for moment in moments:
+        path = tmp_path / f"{moment}.journal"
+        with pytest.raises(Killed):
+            attack(observation, seed=4, watch=raise_at(moment, Killed), journal=journal_at(path))
+        assert path.exists() or moment == 0
+        check_equal(attack(observation, seed=4, journal=journal_at(path)), whole)
+
+
+def test_an_attack_may_be_killed_again_and_again(observation: Observation, tmp_path: Path) -> None:
+    attack, moments = ATTACKS["strongest"]
+    path = tmp_path / "journal"
+    for moment in moments:
+        with pytest.raises(Killed):
+            attack(observation, watch=raise_at(moment, Killed), journal=journal_at(path))
+    check_equal(attack(observation, journal=journal_at(path)), attack(observation))
+
+
+def test_a_journal_does_not_change_the_result(observation: Observation, tmp_path: Path) -> None:
+    for name in ("awa", "gradinversion"):
+        attack = ATTACKS[name][0]
+        check_equal(attack(observation, journal=journal_at(tmp_path / name)), attack(observation))
+
+
+def test_a_resumed_attack_repeats_only_what_came_after_the_checkpoint(observation: Observation, tmp_path: Path) -> None:
+    attack, seen = awa(steps=30), list[int]()
+    with pytest.raises(Killed):
+        attack(observation, watch=raise_at(20, Killed), journal=journal_at(tmp_path / "journal"))
+    attack(observation, watch=lambda moment, _: seen.append(moment.iteration), journal=journal_at(tmp_path / "journal"))
+    assert seen == [20]
+
+
+def test_a_finished_attack_is_not_run_again(observation: Observation, tmp_path: Path) -> None:
+    attack = awa(steps=12, restarts=2)
+    whole = attack(observation, journal=journal_at(tmp_path / "journal"))
+    again = attack(observation, watch=raise_at(0, Killed), journal=journal_at(tmp_path / "journal"))
+    check_equal(again, whole)
+
+
+@pytest.mark.parametrize("name", ["awa", "strongest", "restarts"])
+def test_an_interrupted_attack_can_be_resumed(name: str, observation: Observation, tmp_path: Path) -> None:
+    attack, moments = ATTACKS[name]
+    path = tmp_path / "journal"
+    part = attack(observation, watch=raise_at(moments[-1], KeyboardInterrupt), journal=journal_at(path))
+    assert part.status == "interrupted"
+    assert path.exists()
+    check_equal(attack(observation, journal=journal_at(path)), attack(observation))
+
+
+def test_a_run_that_recovered_is_resumed_with_its_best_point(observation: Observation, tmp_path: Path) -> None:
+    method = GradientMatching(
+        replay=OneStep(in_gradients=True), optimizer=LBFGS(learning_rate=1e30, inner=3), box=False, steps=15
+    )
+    with pytest.raises(Killed):
+        method(observation, watch=raise_at(10, Killed), journal=journal_at(tmp_path / "journal"))
+    resumed, whole = method(observation, journal=journal_at(tmp_path / "journal")), method(observation)
+    assert torch.equal(resumed.images, whole.images)
+    assert (resumed.mismatch, resumed.iterations, resumed.status) == (whole.mismatch, whole.iterations, whole.status)
+
+
+SCRIPT = """
+import os, pathlib, signal, sys, torch
+from undelta.attacker.attacks import awa
+from undelta.attacker.journal import Journal
+from undelta.recording import load_observation
+
+torch.set_num_threads(1)
+folder, mode = pathlib.Path(sys.argv[1]), sys.argv[2]
+die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+written = 0
+
+def fsync(handle):  # the new file is written, but does not have its name yet
+    global written
+    written += 1
+    if written == 13:
+        die()
+
+if mode == "while writing":
+    os.fsync = fsync
+watch = lambda moment, total: moment.iteration >= 10 and mode == "between two steps" and die()
+journal = Journal(folder / "journal", key="run", seconds=0)
+awa(steps=25)(load_observation(folder / "observation"), watch=watch, journal=journal)
+"""
+
+
+@pytest.mark.parametrize("mode", ["between two steps", "while writing"])
+def test_a_process_killed_by_the_system_can_be_resumed(mode: str, observation: Observation, tmp_path: Path) -> None:
+    save_observation(observation, tmp_path / "observation")
+    ended = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path), mode], check=False, timeout=60)
+    assert ended.returncode == -9
+    seen: list[int] = []
+    resumed = awa(steps=25)(
+        observation,
+        watch=lambda moment, _: seen.append(moment.iteration),
+        journal=journal_at(tmp_path / "journal"),
+    )
+    assert seen[0] >= 10
+    check_equal(resumed, awa(steps=25)(observation))
+
+
+def begun(observation: Observation, path: Path, **settings: Any) -> None:
+    with pytest.raises(Killed):
+        awa(steps=25)(observation, watch=raise_at(10, Killed), journal=journal_at(path, **settings))
+
+
+def test_the_journal_of_another_run_is_refused(observation: Observation, tmp_path: Path) -> None:
+    begun(observation, tmp_path / "journal", key="one")
+    with pytest.raises(ConfigError, match="another run"):
+        journal_at(tmp_path / "journal", key="other")
+    assert (tmp_path / "journal").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_journal_is_refused(observation: Observation, tmp_path: Path, share: float) -> None:
+    path = tmp_path / "journal"
+    begun(observation, path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ConfigError, match="not a readable checkpoint"):
+        journal_at(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"no checkpoint at all", b"\x80\x02}q\x00.", b"\x00" * 100, b"PK\x03\x04"],
+    ids=["text", "a pickle", "zeros", "the beginning of an archive"],
+)
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="not a readable checkpoint"):
+        journal_at(path)
+
+
+@pytest.mark.parametrize(
+    "content", [torch.zeros(3), [1, 2], {"key": "run"}, {}], ids=["a tensor", "a list", "a key only", "nothing"]
+)
+def test_a_saved_tensor_or_list_is_no_journal(tmp_path: Path, content: object) -> None:
+    torch.save(content, tmp_path / "journal")
+    with pytest.raises(ConfigError, match="not a readable checkpoint"):
+        journal_at(tmp_path / "journal")
+
+
+def test_a_journal_never_runs_code(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return mark.touch, ()
+
+    torch.save({"key": "run", "finished": {}, "label": "", "state": Trap()}, tmp_path / "journal")
+    with pytest.raises(ConfigError, match="not a readable checkpoint"):
+        journal_at(tmp_path / "journal")
+    assert not mark.exists()
+
+
+def test_the_first_checkpoint_comes_at_once_and_the_next_in_due_time(observation: Observation, tmp_path: Path) -> None:
+    begun(observation, tmp_path / "journal", seconds=3600.0)
+    state = journal_at(tmp_path / "journal").current("restart 0")
+    assert state is not None
+    assert state["iteration"] == 1
+
+
+def test_closing_a_journal_removes_its_file(observation: Observation, tmp_path: Path) -> None:
+    journal = journal_at(tmp_path / "journal")
+    awa(steps=2)(observation, journal=journal)
+    assert [file.name for file in tmp_path.iterdir()] == ["journal"]
+    journal.close()
+    journal.close()
+    assert list(tmp_path.iterdir()) == []
