@@ -338,3 +338,20 @@ def test_the_update_keeps_digits_that_a_difference_of_float32_parameters_loses()
     expected = list(exact.values())
     assert relative_error([value.double() for value in update.values()], expected) < 1e-5
     assert relative_error(cancelled, expected) > 1e-3
+
+
+def test_keeping_graphs_changes_the_time_but_not_the_pullback() -> None:
+    model = build("cnn", {"width": 4, "hidden": 8}, shape=(1, 8, 8), classes=3).double()
+    network = Network(model, LocalTraining(epochs=1, batches=4, learning_rate=0.1))
+    generator = torch.Generator().manual_seed(0)
+    steps = [
+        Step(torch.randn(2, 1, 8, 8, generator=generator, dtype=torch.float64), torch.tensor([0, 2]), 0.1)
+        for _ in range(4)
+    ]
+    start = parameters_of(model)
+    update, pullback = rollout(network, start, steps)
+    for keep in (2, 4, 9):
+        kept_update, kept_pullback = rollout(network, start, steps, keep=keep)
+        assert all(torch.equal(kept_update[name], update[name]) for name in update)
+        for one, other in zip(pullback(update).images, kept_pullback(update).images, strict=True):
+            assert torch.equal(one, other)

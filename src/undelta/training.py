@@ -138,8 +138,8 @@ def rollout(
 
     Only first-order gradients are taken on the way, and only the last ``keep`` steps' graphs are kept; the pullback
     walks back and recomputes the others one at a time. With the default, memory is that of one mini-batch and one
-    parameter copy per step. With μ = ∂/∂(update): image cotangent −η ∂⟨μ,g⟩/∂x, then μ ← μ − η ∂⟨μ,g⟩/∂θ (the Hessian term).
-    Σ η g is accumulated rather than taken as a difference of parameters, which would cancel in float32.
+    parameter copy per step. With μ = ∂/∂(update): image cotangent −η ∂⟨μ,g⟩/∂x, then μ ← μ − η ∂⟨μ,g⟩/∂θ (the
+    Hessian term). Σ η g is accumulated rather than taken as a difference of parameters, which would cancel in float32.
 
     ``pull_start`` also returns the cotangent of the starting point, at the price of one more derivative.
     """

@@ -89,7 +89,11 @@ class Latents:
 
     def images(self, variables: Variables, observation: Observation) -> Tensor:
         """The generator's images."""
-        return _generated(observation, self.generator(variables["latents"]))
+        return _generated(observation, self.generator(variables["latents"].to(self._dtype)))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.generator.parameters()).dtype
 
     def labels(self, labels: Tensor, observation: Observation) -> Tensor:
         """The labels as they are."""
@@ -112,7 +116,7 @@ class GeneratorWeights(Latents):
             for name, value in own.items()
         }
         # A name with a leading underscore is carried along, but not moved.
-        return {**stacked, "_latents": _latents(variables).clone()}
+        return {**stacked, "_latents": _latents(variables).to(self._dtype)}
 
     def start(self, observation: Observation, generator: torch.Generator) -> Variables:
         """Random latents, as in the first stage."""
@@ -138,4 +142,4 @@ def _latents(variables: Mapping[str, Tensor]) -> Tensor:
 def _generated(observation: Observation, pixels: Tensor) -> Tensor:
     if pixels.shape[1:] != observation.image.shape:
         raise ConfigError(f"expected a generator of images {observation.image.shape}, got {tuple(pixels.shape[1:])}")
-    return observation.image.normalize(pixels)
+    return observation.image.normalize(pixels.to(observation.dtype))

@@ -35,8 +35,7 @@ def l2(dummy: Update, target: Update, weights: Weights) -> Tensor:
 
 def relative_l2(dummy: Update, target: Update, weights: Weights) -> Tensor:
     """l2 in units of the target's own (weighted) square, so that regularizers keep their meaning at any η."""
-    tiny = torch.finfo(next(iter(target.values())).dtype).tiny
-    return l2(dummy, target, weights) / _weighted(target, target, weights).clamp_min(tiny)
+    return l2(dummy, target, weights) / _floor(_weighted(target, target, weights))
 
 
 def l2_norms(dummy: Update, target: Update, weights: Weights) -> Tensor:
@@ -54,7 +53,7 @@ def l1(dummy: Update, target: Update, weights: Weights) -> Tensor:
     """Σ_l q_l |d_l − t_l|₁ in units of the target's own."""
     gap = torch.stack([weights[name] * (dummy[name] - target[name]).abs().sum() for name in dummy]).sum()
     size = torch.stack([weights[name] * target[name].abs().sum() for name in dummy]).sum()
-    return gap / size.clamp_min(torch.finfo(size.dtype).tiny)
+    return gap / _floor(size)
 
 
 def gaussian_kernel(dummy: Update, target: Update, weights: Weights) -> Tensor:
@@ -75,6 +74,11 @@ def mismatch(dummy: Update, target: Update) -> float:
     with torch.no_grad():
         one = next(iter(dummy.values())).new_ones(())
         return float(cosine(dummy, target, dict.fromkeys(dummy, one)))
+
+
+def _floor(size: Tensor) -> Tensor:
+    """A size to divide by: far enough from zero that weights up to a thousand do not overflow."""
+    return size.clamp_min(1e6 * torch.finfo(size.dtype).tiny)
 
 
 def _weighted(a: Update, b: Update, weights: Weights) -> Tensor:

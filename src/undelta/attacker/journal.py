@@ -9,6 +9,7 @@ import io
 import math
 import time
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -39,10 +40,13 @@ class Journal:
     def _read(self) -> None:
         try:
             content = torch.load(self.path, map_location="cpu", weights_only=True)  # never runs code
+            if not isinstance(content, dict):
+                raise TypeError(f"expected a dictionary, got {type(content).__name__}")
             key, self._finished = content["key"], content["finished"]
             self._label, self._state = content["label"], content["state"]
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError) as problem:
-            raise ConfigError(f"{self.path}: not a readable checkpoint ({problem}); delete it to start over") from None
+        except (OSError, RuntimeError, LookupError, TypeError, ValueError, EOFError, UnpicklingError) as problem:
+            reason = str(problem).partition("\n")[0]
+            raise ConfigError(f"{self.path}: not a readable checkpoint ({reason}); delete it to start over") from None
         if key != self.key:
             raise ConfigError(
                 f"{self.path} is the checkpoint of another run (attack, settings, seed or observation differ); "

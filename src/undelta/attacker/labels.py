@@ -155,6 +155,7 @@ def _last(observation: Observation) -> _Last:
 class _Probed(NamedTuple):
     shares: Tensor  # (classes,) mean softmax outputs
     inputs: Tensor  # () mean input of the last layer, summed over its entries
+    magnitude: Tensor  # () the same of absolute values
 
 
 def _probe(last: _Last, place: float, generator: torch.Generator) -> _Probed:
@@ -170,7 +171,8 @@ def _probe(last: _Last, place: float, generator: torch.Generator) -> _Probed:
             shares = last.network.outputs(point, images.to(observation.device)).softmax(1).mean(0)
     finally:
         hook.remove()
-    return _Probed(shares, seen[0].flatten(1).sum(1).mean())
+    features = seen[0].flatten(1)
+    return _Probed(shares, features.sum(1).mean(), features.abs().sum(1).mean())
 
 
 def _row_counts(observation: Observation, generator: torch.Generator, places: list[float]) -> Tensor:
@@ -179,6 +181,11 @@ def _row_counts(observation: Observation, generator: torch.Generator, places: li
     probes = [_probe(last, place, generator) for place in places]
     shares = torch.stack([probe.shares for probe in probes]).mean(0)
     inputs = torch.stack([probe.inputs for probe in probes]).mean()
+    if inputs < 0.1 * torch.stack([probe.magnitude for probe in probes]).mean():
+        raise MissingKnowledge(
+            "the last layer's inputs are not positive (no ReLU before it, as in a ViT), so its rows do not count "
+            "labels. Use labels = bias, or grant labels in the scenario."
+        )
     return observation.num_samples * (shares - rows / inputs)
 
 

@@ -53,7 +53,7 @@ class Loop:
         self.best: tuple[float, Variables] = (math.inf, {})
         self.previous: Variables = {}  # before the last step
         self.recoveries = 0
-        self.loss = self.mismatch = math.inf
+        self.loss = self.mismatch = self.sound_mismatch = math.inf
         self._fresh_optimizers()
 
     def _fresh_optimizers(self) -> None:
@@ -86,7 +86,7 @@ class Loop:
             self.path_optimizer.step()
         with torch.no_grad():
             self.replay.project(self.learned)
-            if method.noise:
+            if method.noise and "images" in self.variables:
                 self._add_noise(method.noise * method.optimizer.learning_rate * factor)
             if method.box and "images" in self.variables:
                 self.variables["images"].clamp_(self.low, self.high)
@@ -96,6 +96,7 @@ class Loop:
             if not method.optimizer.recovers or self.recoveries >= MOST_RECOVERIES:
                 return False
             self.recoveries += 1
+            self.loss, self.mismatch = self.best[0], self.sound_mismatch
             self._fresh_optimizers()
         return True
 
@@ -145,6 +146,8 @@ class Loop:
         self.loss = float(loss)
         if record:
             self.mismatch = mismatch(update, target)
+            if math.isfinite(self.mismatch):
+                self.sound_mismatch = self.mismatch
         if method.optimizer.recovers and self.loss < self.best[0]:
             self.best = (self.loss, {name: value.detach().clone() for name, value in self.variables.items()})
         return self.loss

@@ -13,7 +13,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from undelta.attacker.replays import NOTHING, Gradients, Pullback, extended, length_or_one, observed_update
+from undelta.attacker.replays import (
+    NOTHING,
+    Gradients,
+    Pullback,
+    check_position,
+    extended,
+    length_or_one,
+    observed_update,
+)
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.training import Network, Step, rollout
@@ -119,6 +127,9 @@ class LearnedPosition:
     """One node θ + α·u, α learned from ``position`` and kept in [0, 1] (SME: Zhu et al. 2023)."""
 
     position: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_position(self.position)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
         """The replay."""

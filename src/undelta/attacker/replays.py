@@ -171,7 +171,7 @@ class InterpolatedEpoch:
     position: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_position(self.position)
+        check_position(self.position)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
         """The replay."""
@@ -201,7 +201,7 @@ class OneStep:
     """Match −∇ℓ with u/(η·E·B) instead: the scale of DLG's loss."""
 
     def __post_init__(self) -> None:
-        _check_position(self.position)
+        check_position(self.position)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
         """The replay."""
@@ -245,6 +245,7 @@ def length_or_one(observation: Observation) -> float:
     return 1.0 if observation.unknown else observation.path_length
 
 
-def _check_position(position: float) -> None:
+def check_position(position: float) -> None:
+    """A position lies on the path."""
     if not 0 <= position <= 1:
         raise ConfigError(f"expected 0 <= position <= 1, got position={position}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from undelta.errors import MissingKnowledge
 from undelta.observation import Observation
 from undelta.seeding import stream
 from undelta.updates import Update, layers_of
+
+MOST_SWAPS = 2000  # tries at giving images their labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +46,15 @@ class LinearInversion:
         generator = stream("attacker", seed, "analytic")
         weight, bias = _first_linear(observation)
         rows = torch.where(bias.abs() > bias.abs().max() * 1e-6)[0]
+        if len(rows) == 0:
+            raise MissingKnowledge("the first layer's update is zero, so it reveals nothing. Use another round.")
         candidates = (weight[rows] / bias[rows, None]).view(-1, *observation.image.shape)
         pixels = observation.image.denormalize(candidates)
         outside = (pixels - pixels.clamp(0, 1)).abs().flatten(1).mean(1)
         chosen = _most_different(pixels, outside, bias[rows].abs(), observation.num_samples)
-        images, labels = pixels[chosen].clamp(0, 1), self.labels(observation, generator)
-        replay = OneStep()(observation, generator)
-        update, _ = replay(observation.image.normalize(images), labels)
-        final, seconds = mismatch(update, replay.target), time.perf_counter() - began
+        images = pixels[chosen].clamp(0, 1)
+        labels, final = _best_order(observation, images, self.labels(observation, generator))
+        seconds = time.perf_counter() - began
         moment = Moment(1, seconds, final, final)
         if watch:
             watch(moment, 1)
@@ -68,6 +72,29 @@ class LinearInversion:
 def analytic(*, steps: int = 1, labels: str = "auto") -> LinearInversion:
     """Read images off the update of a linear first layer, without any optimization (``steps`` is always 1)."""
     return LinearInversion(labels=label_source(labels))
+
+
+def _best_order(observation: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    """Which label goes with which image: swap pairs while that explains the update better."""
+    replay = OneStep()(observation, stream("attacker", "order"))
+    inputs = observation.image.normalize(images)
+
+    def explained(order: Tensor) -> float:
+        return mismatch(replay(inputs, order)[0], replay.target)
+
+    best, budget = explained(labels), MOST_SWAPS
+    improved = True
+    while improved and budget > 0:
+        improved = False
+        for i, j in itertools.combinations(range(len(labels)), 2):
+            if labels[i] == labels[j] or budget <= 0:
+                continue
+            budget -= 1
+            swapped = labels.clone()
+            swapped[[i, j]] = labels[[j, i]]
+            if (value := explained(swapped)) < best:
+                labels, best, improved = swapped, value, True
+    return labels, best
 
 
 def _first_linear(observation: Observation) -> tuple[Tensor, Tensor]:

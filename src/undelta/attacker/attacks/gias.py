@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from torch import nn
 
 from undelta.attacker.canvas import GeneratorWeights, Latents
@@ -38,7 +40,7 @@ def gias(
         position: Where along the path the gradient is taken; 0 in the paper.
         labels: Where labels come from.
     """
-    generator = generator.eval()
+    generator = copy.deepcopy(generator).eval()
     latents = GradientMatching(
         replay=OneStep(position=position),
         canvas=Latents(generator=generator, dim=dim),
