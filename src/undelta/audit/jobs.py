@@ -38,7 +38,7 @@ RECONSTRUCTION = "reconstruction.safetensors"
 DEMO_SCENARIO = Scenario(
     data="photos", image_size=32, num_samples=8, model="cnn", epochs=10, batches=4, learning_rate=0.004
 )
-DEMO_ATTACKS: dict[str, dict[str, Any]] = {"awa": {"steps": 160}, "strongest": {}}
+DEMO_ATTACKS: dict[str, dict[str, Any]] = {"awa": {"steps": 160}, "strongest": {"rollout_steps": 100}}
 
 
 def simulate_job(scenario_path: Path, *, observation_path: Path, truth_path: Path, seed: int) -> Scenario:

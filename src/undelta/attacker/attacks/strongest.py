@@ -69,7 +69,7 @@ def resolving_steps(observation: Observation, guess: Reconstruction) -> int:
 def strongest(
     *,
     steps: int = 100,
-    rollout_steps: int = 100,
+    rollout_steps: int = 160,
     macro_steps: int | None = None,
     tv: float = 0.01,
     bn: float = 0.001,

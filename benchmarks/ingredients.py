@@ -1,0 +1,143 @@
+"""What each ingredient of `strongest` gives, on images and seeds that no reported table uses.
+
+    python benchmarks/ingredients.py floors --data cifar10.npz --out docs/results/floors.json
+    python benchmarks/ingredients.py phases --data cifar10.npz --out docs/results/phases.json
+
+``floors``: how badly each replay explains the update even when it is given the private images themselves: the mismatch
+below which no attack with that replay can tell right from wrong. A diagnosis by someone who owns the data; no
+attack sees it. ``phases``: PSNR after a second phase of 60 iterations, one ingredient changed at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undelta.attacker.attacks import strongest
+from undelta.attacker.distances import mismatch
+from undelta.attacker.matching import GradientMatching, Start
+from undelta.attacker.optimizers import Adam, cosine_decay, three_step
+from undelta.attacker.paths import LearnedPosition, QuadraticPath, StraightPath, UnevenSteps
+from undelta.attacker.priors import TotalVariation
+from undelta.attacker.replays import CoarseRollout, FullRollout, InterpolatedEpoch, OneStep, ReplayPart
+from undelta.attacker.weights import Ramps, Uniform
+from undelta.audit.record import versions
+from undelta.client.disclose import disclose
+from undelta.client.scenario import Scenario
+from undelta.evaluation.score import score
+from undelta.recording import write_bytes
+from undelta.seeding import stream
+
+TUNING_SEEDS = (100, 101, 102, 103)
+CASES = {"N=16 E=10 B=4": (16, 10, 4), "N=50 E=20 B=5": (50, 20, 5)}
+REPLAYS: dict[str, ReplayPart] = {
+    "one gradient at θ": OneStep(),
+    "AWA's epoch at θ": InterpolatedEpoch(),
+    "one gradient at the midpoint": OneStep(position=0.5),
+    "AWA's epoch at the midpoint": InterpolatedEpoch(position=0.5),
+    "straight line, 3 nodes": StraightPath(nodes=3, middle=True),
+    "coarse rollout, 3 macro-steps": CoarseRollout(steps=3),
+    "coarse rollout, 5 macro-steps": CoarseRollout(steps=5),
+    "coarse rollout, 10 macro-steps": CoarseRollout(steps=10),
+    "coarse rollout, 20 macro-steps": CoarseRollout(steps=20),
+    "full rollout, random orders": FullRollout(),
+}
+
+BASE = strongest().rollout
+PHASES: dict[str, dict[str, Any]] = {
+    "strongest's second phase": {},
+    "uniform weights": {"weights": Uniform()},
+    "3-step decay instead of cosine": {"schedule": three_step},
+    "learning rate 0.2": {"optimizer": Adam(learning_rate=0.2)},
+    "TV 0.003": {"priors": (TotalVariation(weight=0.003),)},
+    "TV 0.03": {"priors": (TotalVariation(weight=0.03),)},
+    "rising ramps (to 10)": {"weights": Ramps(conv=10.0, norm=10.0, linear=10.0)},
+    "signed steps": {"signed": True, "optimizer": Adam(learning_rate=0.1)},
+    "3 macro-steps": {"replay": CoarseRollout(steps=3)},
+    "stay at the midpoint": {"replay": OneStep(position=0.5)},
+    "learned position (SME)": {"replay": LearnedPosition()},
+    "straight line, 4 nodes": {"replay": StraightPath(nodes=4, middle=True)},
+    "uneven steps, 4 nodes": {"replay": UnevenSteps(nodes=4), "path_rate": 0.01},
+    "quadratic path, 3 nodes": {"replay": QuadraticPath(nodes=3), "path_rate": 1e-4},
+}
+
+
+def scenario(case: str, data: str) -> Scenario:
+    samples, epochs, batches = CASES[case]
+    return Scenario(data=data, num_samples=samples, epochs=epochs, batches=batches, learning_rate=0.004, model="cnn")
+
+
+def floors(data: str, seeds: tuple[int, ...]) -> list[dict[str, Any]]:
+    cells = []
+    for case in CASES:
+        for seed in seeds:
+            private = scenario(case, data).draw(seed)
+            observation = disclose(private, scenario(case, data), seed=seed)
+            inputs = observation.image.normalize(private.images)
+            for name, part in REPLAYS.items():
+                replay = part(observation, stream("attacker", seed))
+                update, _ = replay(inputs, private.labels)
+                cells.append({"case": case, "seed": seed, "name": name, "value": mismatch(update, replay.target)})
+    return cells
+
+
+def phases(data: str, seeds: tuple[int, ...]) -> list[dict[str, Any]]:
+    cells = []
+    case = "N=16 E=10 B=4"
+    for seed in seeds:
+        private = scenario(case, data).draw(seed)
+        observation = disclose(private, scenario(case, data), seed=seed)
+        first = strongest().midpoint(observation, seed=seed)
+        start = Start(images=observation.image.normalize(first.images), labels=first.labels)
+        cells.append({"case": case, "seed": seed, "name": "first phase alone", "value": score(first, private).psnr})
+        for name, changes in PHASES.items():
+            settings = {"replay": CoarseRollout(steps=5), "steps": 60, "schedule": cosine_decay, **changes}
+            method: GradientMatching = dataclasses.replace(BASE, **settings)
+            result = method(observation, seed=seed, start=start)
+            value = score(result, private).psnr
+            cells.append({"case": case, "seed": seed, "name": name, "value": value, "mismatch": result.mismatch})
+            print(f"seed {seed} {name}: {value:.2f}", flush=True)
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("floors", "phases"))
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=TUNING_SEEDS)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cells = {"floors": floors, "phases": phases}[options.what](options.data, tuple(options.seeds))
+    content = {
+        "data": Path(options.data).name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "cells": cells,
+    }
+    write_bytes(options.out, json.dumps(content, indent=1).encode())
+    print(table(cells))
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    cases = list(dict.fromkeys(cell["case"] for cell in cells))
+    lines = ["| | " + " | ".join(cases) + " |", "|---|" + "---|" * len(cases)]
+    for name in dict.fromkeys(cell["name"] for cell in cells):
+        row = []
+        for case in cases:
+            values = [cell["value"] for cell in cells if (cell["case"], cell["name"]) == (case, name)]
+            digits = 4 if max(values) < 2 else 2
+            row.append(f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})")
+        lines.append(f"| {name} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
