@@ -126,7 +126,7 @@ def list_parts() -> None:
     for title, parts in (("Attacks", ATTACKS), ("Models", MODELS), ("Data", SOURCES)):
         typer.echo(title)
         for name, part in parts.items():
-            typer.echo(f"  {name:<12} {(part.__doc__ or '').strip().splitlines()[0]}")
+            typer.echo(f"  {name:<14} {(part.__doc__ or '').strip().splitlines()[0]}")
     typer.echo("  any image folder, .npz file, or MNIST, Fashion-MNIST and CIFAR files on disk")
 
 

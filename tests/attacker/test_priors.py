@@ -73,7 +73,7 @@ def test_total_variation_is_weighted(observation: Observation) -> None:
 def true_statistics(scenario: Scenario) -> tuple[Observation, dict[str, list[tuple[Tensor, Tensor]]]]:
     """An observation, and the mean and variance of each BatchNorm's input in each step of the true training."""
     private = scenario.draw(0)
-    observation, run = disclose_with_secrets(private, scenario, dtype=torch.float64)
+    observation, (run,) = disclose_with_secrets(private, scenario, dtype=torch.float64)
     model = observation.model().train()
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
 

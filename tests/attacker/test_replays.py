@@ -50,7 +50,7 @@ def scenario_of(epochs: int, batches: int, model: str = "cnn", **changes: object
 def observe(scenario: Scenario) -> tuple[Observation, Tensor, Tensor]:
     """An observation in float64, and the truth behind it in the order of the client's first epoch."""
     private = scenario.draw(0)
-    observation, run = disclose_with_secrets(private, scenario, dtype=torch.float64)
+    observation, (run,) = disclose_with_secrets(private, scenario, dtype=torch.float64)
     order = run.orders[0]
     return observation, observation.image.normalize(private.images.double())[order], private.labels[order]
 

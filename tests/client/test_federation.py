@@ -78,7 +78,7 @@ def test_a_client_trains_like_a_plain_sgd_loop(norm_mode: NormMode, loss: LossNa
 
 
 def test_every_epoch_shuffles_anew(private: Private, scenario: Scenario) -> None:
-    _, run = disclose_with_secrets(private, replace(scenario, epochs=6))
+    _, (run,) = disclose_with_secrets(private, replace(scenario, epochs=6))
     orders = {tuple(order.tolist()) for order in run.orders}
     assert all(sorted(order) == list(range(len(private))) for order in orders)
     assert len(orders) > 1
@@ -177,14 +177,14 @@ def test_equal_seeds_give_equal_bits(federation: Scenario) -> None:
 def test_different_seeds_give_other_data_models_and_shuffles(scenario: Scenario) -> None:
     private = scenario.draw(0)
     assert not torch.equal(private.images, scenario.draw(1).images)
-    first, one = disclose_with_secrets(private, replace(scenario, epochs=5), seed=0)
-    second, two = disclose_with_secrets(private, replace(scenario, epochs=5), seed=1)
+    first, (one,) = disclose_with_secrets(private, replace(scenario, epochs=5), seed=0)
+    second, (two,) = disclose_with_secrets(private, replace(scenario, epochs=5), seed=1)
     assert not same(first.initial, second.initial)
     assert any(not torch.equal(a, b) for a, b in zip(one.orders, two.orders, strict=True))
 
 
 def test_the_observation_is_detached_from_the_private_data(scenario: Scenario, private: Private) -> None:
-    observation, run = disclose_with_secrets(private, scenario)
+    observation, (run,) = disclose_with_secrets(private, scenario)
     received = {name: tensor.clone() for name, tensor in observation.received.items()}
     private.images.zero_()
     private.labels.zero_()
@@ -281,7 +281,7 @@ def test_more_pictures_than_the_source_has_are_a_data_error() -> None:
 
 
 def test_data_that_do_not_fit_the_scenario_are_a_data_error(private: Private, scenario: Scenario) -> None:
-    with pytest.raises(DataError, match="num_samples=6"):
+    with pytest.raises(DataError, match="have 6 images, but 5"):
         disclose(private, replace(scenario, num_samples=6))
 
 
@@ -297,3 +297,25 @@ def test_a_mini_batch_too_small_for_batch_norm_is_explained() -> None:
 def test_private_data_of_odd_shapes_are_an_error(images: Tensor) -> None:
     with pytest.raises(UndeltaError, match="expected images"):
         Private(images=images, labels=torch.zeros(2, dtype=torch.int64))
+
+
+def test_an_aggregate_is_the_weighted_average_of_its_clients(scenario: Scenario) -> None:
+    several = replace(
+        scenario, clients=3, aggregate=2, client_samples=(scenario.num_samples, scenario.num_samples + 2, 4)
+    )
+    private = several.draw(0)
+    assert len(private) == 2 * scenario.num_samples + 2
+    observation, runs = disclose_with_secrets(private, several)
+    rho = [len(run.orders[0]) / len(private) for run in runs]
+    for name, value in observation.received.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, rho[0] * runs[0].state[name] + rho[1] * runs[1].state[name])
+    assert observation.num_samples == len(private)
+    assert observation.labels is not None
+    assert torch.equal(observation.labels, private.labels.sort().values)
+    assert not torch.equal(runs[0].orders[0], runs[1].orders[0][: scenario.num_samples])
+
+
+def test_more_clients_than_there_are_cannot_be_aggregated(scenario: Scenario) -> None:
+    with pytest.raises(ConfigError, match="aggregate <= clients=2"):
+        replace(scenario, clients=2, aggregate=3)

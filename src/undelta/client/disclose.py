@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from undelta.client.federation import federate
+from undelta.client.federation import average, federate
 from undelta.client.local import LocalRun, train
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
@@ -23,23 +23,32 @@ def disclose(private: Private, scenario: Scenario, *, seed: int = 0, dtype: torc
 
 def disclose_with_secrets(
     private: Private, scenario: Scenario, *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> tuple[Observation, LocalRun]:
-    """The same, and the hidden run behind it: for tests and for the client's own diagnosis."""
-    if len(private) != scenario.num_samples:
-        raise DataError(f"the scenario has num_samples={scenario.num_samples}, but {len(private)} images were given")
+) -> tuple[Observation, tuple[LocalRun, ...]]:
+    """The same, and the hidden runs of the attacked clients behind it: for tests and for a client's own diagnosis."""
+    sizes = list(scenario.samples[: scenario.aggregate])
+    if len(private) != sum(sizes):
+        raise DataError(f"the scenario's attacked clients have {sum(sizes)} images, but {len(private)} were given")
+    attacked = tuple(
+        Private(images=images, labels=labels)
+        for images, labels in zip(private.images.split(sizes), private.labels.split(sizes), strict=True)
+    )
     image = scenario.image_spec()
-    others = scenario.draw_all(seed)[1:] if scenario.rounds and scenario.clients > 1 else ()
-    model = federate(scenario, (private, *others), image, seed=seed, dtype=dtype)
+    others = scenario.draw_all(seed)[len(attacked) :] if scenario.rounds else ()
+    model = federate(scenario, (*attacked, *others), image, seed=seed, dtype=dtype)
     initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    run = train(model, private, scenario.training, image, seed=("client", seed, "attacked"))
+    stream_names = [("client", seed, "attacked"), *(("client", seed, "attacked", k) for k in range(1, len(attacked)))]
+    runs = tuple(
+        train(model, client, scenario.training, image, seed=names)
+        for client, names in zip(attacked, stream_names, strict=True)
+    )
     observation = Observation(
         architecture=scenario.architecture,
         initial=initial,
-        received={name: tensor.clone() for name, tensor in run.state.items()},
+        received=average([run.state for run in runs], scenario.weights[: len(runs)]),
         training=scenario.training,
         num_samples=len(private),
         image=image,
         labels=private.labels.sort().values.clone() if scenario.grant_labels else None,
         builder=scenario.builder(),
     )
-    return observation, run
+    return observation, runs

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from undelta.client.datasets import Dataset, open_dataset, pick
 from undelta.client.private import Private
 from undelta.errors import ConfigError
@@ -44,16 +46,19 @@ class Scenario:
     """Samples of each client; empty: ``num_samples`` each. The first must equal ``num_samples``."""
     client_weights: tuple[float, ...] = ()
     """The weights ρ_k of AWA eq_FL; empty: proportional to the clients' samples."""
+    aggregate: int = 1
+    """Clients of the attacked round whose updates the server sees only as their weighted average."""
     grant_labels: bool = True
     """Whether the server learns the multiset of labels."""
 
     def __post_init__(self) -> None:
         self.training.sizes(self.num_samples)
-        for key, least in (("num_samples", 1), ("clients", 1), ("participants", 1), ("rounds", 0)):
+        for key, least in (("num_samples", 1), ("clients", 1), ("rounds", 0)):
             if getattr(self, key) < least:
                 raise ConfigError(f"expected {key} >= {least}, got {key}={getattr(self, key)}")
-        if self.participants > self.clients:
-            raise ConfigError(f"expected participants <= clients={self.clients}, got {self.participants}")
+        for key in ("participants", "aggregate"):
+            if not 1 <= getattr(self, key) <= self.clients:
+                raise ConfigError(f"expected 1 <= {key} <= clients={self.clients}, got {key}={getattr(self, key)}")
         if self.image_size is not None and not 1 <= self.image_size <= 4096:
             raise ConfigError(f"expected 1 <= image_size <= 4096, got image_size={self.image_size}")
         for key in ("client_samples", "client_weights"):
@@ -115,8 +120,12 @@ class Scenario:
         return self.image_size or dataset.native_size or DEFAULT_SIZE
 
     def draw(self, seed: int) -> Private:
-        """The attacked client's data."""
-        return self.draw_all(seed)[0]
+        """The attacked client's data; of all aggregated clients, one after the other, if there are several."""
+        attacked = self.draw_all(seed)[: self.aggregate]
+        return Private(
+            images=torch.cat([client.images for client in attacked]),
+            labels=torch.cat([client.labels for client in attacked]),
+        )
 
     def draw_all(self, seed: int) -> tuple[Private, ...]:
         """Every client's data: disjoint random draws from the source."""
