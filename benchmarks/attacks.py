@@ -39,7 +39,7 @@ KNOWN = {"labels": "disclosed"}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "sme": ("sme", {"steps": 1000}),
     "strongest": ("strongest", {}),
-    "strongest, quick": ("strongest", {"steps": 60, "rollout_steps": 55}),
+    "strongest, quick": ("strongest", {"steps": 80, "rollout_steps": 40, "rollout_rate": 0.3}),
     "ig": ("ig", {"steps": 1000}),
     "sapag": ("sapag", {"steps": 1000}),
     "geng_gradient": ("geng_gradient", {"steps": 1000, **KNOWN}),

@@ -70,6 +70,7 @@ def strongest(
     *,
     steps: int = 100,
     rollout_steps: int = 160,
+    rollout_rate: float = 0.7,
     macro_steps: int | None = None,
     tv: float = 0.01,
     bn: float = 0.001,
@@ -82,6 +83,7 @@ def strongest(
     Args:
         steps: Iterations of the midpoint phase.
         rollout_steps: Iterations of the rollout phase, each as dear as ``macro_steps`` of the first.
+        rollout_rate: Adam's rate in the rollout phase; a short phase wants less.
         macro_steps: Full-batch steps that stand for the client's whole path; chosen by step doubling if not given.
         tv: Weight of total variation.
         bn: Weight of the BatchNorm prior.
@@ -104,7 +106,7 @@ def strongest(
         # Early layers see the pixels; on an exact replay their share of the update is worth more.
         weights=Ramps(conv=0.1, norm=0.1, linear=0.1),
         priors=priors,
-        optimizer=Adam(learning_rate=0.7),
+        optimizer=Adam(learning_rate=rollout_rate),
         schedule=cosine_decay,
         steps=rollout_steps,
     )
