@@ -91,7 +91,6 @@ def measure(case: str, name: str, data: str, seed: int, out: Path) -> None:
     record["name"] = name
     record["scenario"]["data"] = Path(data).name  # where it lies on this machine is nobody's business
     record["history"] = record["history"][::10]
-    # Read again: another process may have added records of its own meanwhile.
     records = [*load(out), record]
     write_bytes(out, json.dumps({"schema": SCHEMA, "case": case, "records": records}, indent=1).encode())
     print(f"{name} seed {seed}: {record['psnr']:.2f} dB in {record['seconds']:.0f} s", flush=True)

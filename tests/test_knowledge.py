@@ -13,6 +13,7 @@ from undelta.attacker.attacks import agic, awa, dlfa, dlg, idlg_fedavg, ig, sme,
 from undelta.attacker.matching import Attack, GradientMatching
 from undelta.attacker.paths import QuadraticPath, UnevenSteps
 from undelta.attacker.replays import CoarseRollout, FullRollout, InterpolatedEpoch, OneStep, observed_update
+from undelta.audit.record import describe_observation
 from undelta.client.disclose import disclose
 from undelta.client.federation import average
 from undelta.client.private import Private
@@ -276,3 +277,11 @@ def test_the_aggregate_of_two_clients_can_be_attacked(scenario: Scenario) -> Non
         assert result.images.shape == (10, 1, 8, 8)
         assert torch.equal(result.labels.sort().values, labels)
         assert result.mismatch < result.history[0].mismatch
+
+
+def test_a_record_does_not_take_unknown_hyperparameters_for_facts() -> None:
+    scenario = Scenario(data="digits", num_samples=2, model="lenet", epochs=2, batches=1)
+    described = describe_observation(without(disclose(scenario.draw(0), scenario), "epochs", "learning_rate"))
+    assert described["epochs"] is None
+    assert described["learning_rate"] is None
+    assert described["batches"] == 1

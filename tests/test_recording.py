@@ -364,7 +364,7 @@ def test_a_safetensors_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_truth_is_no_observation_and_an_observation_is_no_truth(tmp_path: Path, tiny: Path) -> None:
-    save_private(TINY.draw(0), tmp_path / "truth", {})
+    save_private(TINY.draw(0), tmp_path / "truth", {}, load_observation(tiny))
     assert "expected a file of kind 'observation', got 'truth'" in refusal(tmp_path / "truth")
     with pytest.raises(DataError, match="expected a file of kind 'truth', got 'observation'"):
         read_tensors(tiny, kind="truth", error=DataError)

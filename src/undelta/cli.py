@@ -174,25 +174,25 @@ def _print_table(records: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table()
-    columns = ("attack", "PSNR", "SSIM", "LPIPS", "mismatch", "iterations", "seconds", "status")
+    columns = ("attack", "PSNR", "SSIM", "LPIPS", "mismatch", "steps", "s", "status")
     for column in columns:
-        table.add_column(column, justify="left" if column in ("attack", "status") else "right")
+        table.add_column(column, justify="left" if column in ("attack", "status") else "right", no_wrap=True)
     for record in records:
         table.add_row(
             record["attack"],
-            _number(record["psnr"], ".1f", " dB"),
+            _number(record["psnr"], ".1f"),
             _number(record["ssim"], ".3f"),
             _number(record["lpips"], ".3f"),
             _number(record["mismatch"], ".4f"),
             str(record["iterations"]),
-            _number(record["seconds"], ".1f"),
+            _number(record["seconds"], ".0f"),
             record["status"],
         )
     Console().print(table)
 
 
-def _number(value: float | None, form: str, unit: str = "") -> str:
-    return "n/a" if value is None else f"{value:{form}}{unit}"
+def _number(value: float | None, form: str) -> str:
+    return "n/a" if value is None else f"{value:{form}}"
 
 
 def _exit_if_interrupted(records: list[dict[str, Any]]) -> None:

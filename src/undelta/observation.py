@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -166,7 +166,7 @@ class Observation:
         if key in self.unknown:
             raise MissingKnowledge(
                 f"this attack needs the client's {key}, which the observation does not reveal. Use one that only "
-                "matches directions (sme, ig, strongest with its defaults), or state your guess of it."
+                "matches directions (sme, ig, the first phase of strongest), or state your guess of it."
             )
 
     @property
@@ -183,15 +183,6 @@ class Observation:
     def dtype(self) -> torch.dtype:
         """The floating-point type of the states."""
         return next(tensor.dtype for tensor in self.initial.values() if tensor.is_floating_point())
-
-    def to(self, device: torch.device) -> Observation:
-        """The same observation on another device."""
-        return replace(
-            self,
-            initial={name: tensor.to(device) for name, tensor in self.initial.items()},
-            received={name: tensor.to(device) for name, tensor in self.received.items()},
-            labels=None if self.labels is None else self.labels.to(device),
-        )
 
 
 def _check_labels(labels: Tensor, num_samples: int, classes: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -98,6 +99,8 @@ def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) ->
             raise error(f"{where}: expected a number, got one too large") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise error(f"{where}: expected {_NAMES.get(hint, hint.__name__)}, got {_show(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise error(f"{where}: expected a finite number, got {value}")
     return value
 
 

@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -42,6 +43,10 @@ class _Metadata:
 
 def save_observation(observation: Observation, path: str | Path) -> None:
     """Write an observation; the file appears whole or not at all."""
+    _write(path, *_contents(observation))
+
+
+def _contents(observation: Observation) -> tuple[dict[str, Tensor], str]:
     metadata = _Metadata(
         format=FORMAT,
         kind="observation",
@@ -55,7 +60,12 @@ def save_observation(observation: Observation, path: str | Path) -> None:
     tensors |= {f"received/{name}": tensor for name, tensor in observation.received.items()}
     if observation.labels is not None:
         tensors["labels"] = observation.labels
-    write_tensors(path, tensors, asdict(metadata))
+    return _plain(tensors), _text(asdict(metadata))
+
+
+def digest_of(observation: Observation) -> str:
+    """What identifies an observation: the digest that its file carries."""
+    return _digest(*_contents(observation))
 
 
 def load_observation(path: str | Path, *, model: str | Builder | None = None) -> Observation:
@@ -96,9 +106,11 @@ def import_builder(name: str) -> Builder | None:
     if ":" not in name:
         return None
     module_name, _, function_name = name.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # the user named it, perhaps a file beside the scenario
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as problem:
+    except (ImportError, AttributeError, ValueError, TypeError) as problem:
         raise ConfigError(f"cannot import the model {name!r}: {problem}") from problem
     if not callable(function):
         raise ConfigError(f"expected {name!r} to be a function that returns a model, got {type(function).__name__}")
@@ -114,8 +126,18 @@ def import_builder(name: str) -> Builder | None:
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write tensors and JSON metadata as a sealed safetensors file, atomically."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(metadata, sort_keys=True, allow_nan=False)
+    _write(path, _plain(tensors), _text(metadata))
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _text(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(metadata, sort_keys=True, allow_nan=False)
+
+
+def _write(path: str | Path, plain: dict[str, Tensor], text: str) -> None:
     # One key only: safetensors keeps no order of several, and equal content should give equal bytes.
     write_bytes(path, to_bytes(plain, metadata={"undelta": f"{_digest(plain, text)} {text}"}))
 

@@ -98,6 +98,25 @@ class Network:
         """The mini-batch's mean loss at the given parameters."""
         return self._loss(self.outputs(parameters, images), labels)
 
+    def activations(self, image_shape: tuple[int, int, int]) -> int:
+        """How many values the modules put out for one image: what a graph of it has to hold, about."""
+        counts: list[int] = []
+
+        def count(module: nn.Module, inputs: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                counts.append(output.numel())
+
+        leaves = [module for module in self.model.modules() if not list(module.children())]
+        hooks = [module.register_forward_hook(count) for module in leaves]
+        parameter = next(self.model.parameters())
+        try:
+            with torch.no_grad():  # two images, since BatchNorm may refuse one
+                self.model(torch.zeros(2, *image_shape, dtype=parameter.dtype, device=parameter.device))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return sum(counts) // 2
+
     def gradient(self, parameters: Update, images: Tensor, labels: Tensor, *, graph: bool = False) -> Update:
         """∇θ of the loss; with ``graph``, differentiable in the parameters, images and soft labels."""
         leaves = parameters if graph else {name: value.detach() for name, value in parameters.items()}

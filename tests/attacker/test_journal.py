@@ -10,7 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from undelta.attacker.attacks import awa, dlg, gradinversion, sme, strongest
+from undelta.attacker.attacks import (
+    agic,
+    awa,
+    cpl,
+    dlfa,
+    dlg,
+    geng,
+    geng_gradient,
+    gradinversion,
+    idlg,
+    idlg_fedavg,
+    ig,
+    sapag,
+    sme,
+    strongest,
+)
 from undelta.attacker.journal import Journal
 from undelta.attacker.matching import Attack, GradientMatching, Watch
 from undelta.attacker.optimizers import LBFGS
@@ -27,6 +42,15 @@ ATTACKS: dict[str, tuple[Attack, tuple[int, ...]]] = {
     "gradinversion": (gradinversion(steps=22, group=2), (10, 20)),
     "dlg": (dlg(steps=12), (10,)),
     "restarts": (awa(steps=12, restarts=2), (10, 12, 22)),
+    "cpl": (cpl(steps=11), (10,)),
+    "idlg": (idlg(steps=11, labels="disclosed"), (10,)),
+    "idlg_fedavg": (idlg_fedavg(steps=12), (10,)),
+    "ig": (ig(steps=12), (10,)),
+    "sapag": (sapag(steps=12), (10,)),
+    "agic": (agic(steps=12), (10,)),
+    "geng": (geng(steps=12, labels="disclosed"), (10,)),
+    "geng_gradient": (geng_gradient(steps=12, labels="disclosed"), (10,)),
+    "dlfa": (dlfa(steps=12, labels="disclosed"), (10,)),
 }
 """Attacks, and iterations at which they are killed."""
 

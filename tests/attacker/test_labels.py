@@ -201,3 +201,10 @@ def test_sources_have_names() -> None:
     assert all(source_named(name) is source for name, source in LABELS.items())
     with pytest.raises(ConfigError, match="gneg"):
         source_named("gneg")
+
+
+@pytest.mark.parametrize("rule", ["idlg", "yin", "geng", "dlfa", "bias"])
+def test_labels_are_not_inferred_from_a_loss_without_softmax(rule: str) -> None:
+    scenario = Scenario(data="digits", num_samples=1, model="lenet", epochs=1, batches=1, loss="l2")
+    with pytest.raises(MissingKnowledge, match="cross-entropy, but the loss is 'l2'"):
+        LABELS[rule](disclose(scenario.draw(0), scenario), torch.Generator())

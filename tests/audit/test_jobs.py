@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from undelta.attacker.matching import GradientMatching, Phases
+from undelta.attacker.reconstruction import Moment
 from undelta.audit.config import load_scenario, make_attack, parse_settings
 from undelta.audit.jobs import RECONSTRUCTION, attack_job, check_directory, make_directory, score_job, simulate_job
 from undelta.audit.record import read_results, write_results
@@ -18,7 +21,7 @@ from undelta.client.disclose import disclose
 from undelta.client.private import load_private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError, MissingKnowledge, ObservationError
-from undelta.recording import FORMAT, load_observation, read_tensors, save_observation, write_tensors
+from undelta.recording import FORMAT, digest_of, load_observation, read_tensors, save_observation, write_tensors
 
 TOML = """
 data = "faces"
@@ -162,7 +165,8 @@ def test_a_missing_scenario_is_named(tmp_path: Path) -> None:
 
 def test_simulate_writes_what_the_server_sees_and_the_truth_apart(files: Files) -> None:
     scenario = load_scenario(files.scenario)
-    private, described = load_private(files.truth)
+    private, described, digest = load_private(files.truth)
+    assert digest == digest_of(load_observation(files.observation))
     drawn = scenario.draw(3)
     assert torch.equal(private.images, drawn.images)
     assert torch.equal(private.labels, drawn.labels)
@@ -296,3 +300,33 @@ def test_a_file_in_the_directorys_place_is_refused(tmp_path: Path) -> None:
         check_directory(tmp_path / "file", overwrite=True)
     with pytest.raises(ConfigError, match="cannot make the directory"):
         make_directory(tmp_path / "file" / "below")
+
+
+def test_the_truth_of_another_observation_is_refused(files: Files, tmp_path: Path) -> None:
+    attack_job(files.observation, attack="ig", arguments={"steps": 1}, out=tmp_path / "run", seed=0)
+    other = tmp_path / "other"
+    simulate_job(files.scenario, observation_path=tmp_path / "seen", truth_path=other, seed=4)
+    with pytest.raises(DataError, match="the truth of another observation"):
+        score_job(tmp_path / "run", truth_path=other)
+
+
+def test_the_truth_may_not_overwrite_the_observation(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the same file"):
+        simulate_job(files.scenario, observation_path=tmp_path / "x", truth_path=tmp_path / "y" / ".." / "x", seed=0)
+
+
+def test_a_setting_that_is_not_a_number_is_refused_before_any_work(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tv: expected a finite number, got nan"):
+        attack_job(files.observation, attack="awa", arguments={"tv": math.nan}, out=tmp_path / "run", seed=0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_run_goes_on_with_the_same_command(files: Files, tmp_path: Path) -> None:
+    def interrupt(moment: Moment, total: int) -> None:
+        raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"attack": "ig", "arguments": {"steps": 12}, "out": tmp_path / "run", "seed": 0}
+    assert attack_job(files.observation, **settings, watch=interrupt)["status"] == "interrupted"
+    assert attack_job(files.observation, **settings)["status"] == "completed"
+    whole = attack_job(files.observation, **{**settings, "out": tmp_path / "whole"})
+    assert read_results(tmp_path / "run")[0]["mismatch"] == whole["mismatch"]

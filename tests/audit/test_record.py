@@ -38,6 +38,7 @@ KEYS = {
     "attack_arguments",
     "scenario",
     "seed",
+    "observation",
     "psnr",
     "ssim",
     "lpips",
@@ -81,6 +82,7 @@ def record(result: Reconstruction) -> Record:
         scenario=describe_scenario(SCENARIO),
         seed=5,
         reconstruction=result,
+        observation=disclose(SCENARIO.draw(5), SCENARIO, seed=5),
     )
 
 

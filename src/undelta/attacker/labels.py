@@ -99,9 +99,14 @@ def bias(observation: Observation, generator: torch.Generator) -> Tensor:
 
 
 def auto(observation: Observation, generator: torch.Generator) -> Tensor:
-    """Granted labels where there are any; else what the last layer's bias, or else its weights, tell."""
+    """Granted labels where there are any; else what the last layer's bias, or else its weights, tell.
+
+    Where E or η is unknown only signs can be read, and every label is taken to occur once.
+    """
     if observation.labels is not None:
         return disclosed(observation, generator)
+    if observation.unknown:  # no scale, so no counts: signs must do
+        return (idlg if observation.num_samples == 1 else yin)(observation, generator)
     return (dlfa if _last(observation).bias is None else bias)(observation, generator)
 
 
@@ -137,6 +142,11 @@ class _Last(NamedTuple):
 
 
 def _last(observation: Observation) -> _Last:
+    if observation.training.loss != "cross_entropy":
+        raise MissingKnowledge(
+            f"labels are inferred from a softmax and cross-entropy, but the loss is {observation.training.loss!r}. "
+            "Grant labels in the scenario."
+        )
     network, start, update = observed_update(observation)
     classes = observation.image.classes
     for layer in reversed(layers_of(network.model)):

@@ -27,10 +27,17 @@ class Loop:
     """A run of a method from one start. What moves is in ``variables``; what the replay learns in ``learned``."""
 
     def __init__(
-        self, method: GradientMatching, observation: Observation, generator: torch.Generator, start: Start | None
+        self,
+        method: GradientMatching,
+        observation: Observation,
+        generator: torch.Generator,
+        start: Start | None,
+        labels: Tensor | None = None,
     ) -> None:
         self.method, self.observation, self.generator = method, observation, generator
-        labels = start.labels if start else method.labels(observation, generator)
+        if labels is None:
+            labels = start.labels if start else method.labels(observation, generator)
+        labels = labels.to(observation.device)
         self.replay: Replay = method.replay(observation, generator)
         self.penalties = [prior(observation, self.replay) for prior in method.priors]
         self.layers = _observed(layers_of(self.replay.network.model), set(self.replay.target))
@@ -40,11 +47,12 @@ class Loop:
         else:
             self.variables = canvas.start(observation, generator)
         self.variables = {name: value.detach().clone() for name, value in self.variables.items()}
+        self.given_labels = labels
         # Soft labels are moved, too, as logits (DLG); class labels are data.
         labels = canvas.labels(labels, observation)
         self.classes = None if labels.is_floating_point() else labels
         if self.classes is None:
-            self.variables["labels"] = labels.to(observation.device).clone()
+            self.variables["labels"] = labels.clone()
         self.learned = {name: value.clone() for name, value in self.replay.variables.items()}
         low_high = torch.tensor([0.0, 1.0], dtype=observation.dtype, device=observation.device)
         corners = low_high.view(2, 1, 1, 1).expand(2, observation.image.shape[0], 1, 1)
@@ -207,6 +215,8 @@ class Loop:
             "recoveries": self.recoveries,
             "loss": self.loss,
             "mismatch": self.mismatch,
+            "sound_mismatch": self.sound_mismatch,
+            "previous": self.previous,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -221,6 +231,7 @@ class Loop:
         self.generator.set_state(state["generator"])
         self.best = (state["best"][0], state["best"][1])
         self.recoveries, self.loss, self.mismatch = state["recoveries"], state["loss"], state["mismatch"]
+        self.sound_mismatch, self.previous = state["sound_mismatch"], state["previous"]
 
 
 def _observed(layers: tuple[Layer, ...], names: set[str]) -> tuple[Layer, ...]:

@@ -138,7 +138,10 @@ class GradientMatching:
         """One try (of a group of runs, side by side)."""
         if journal and (done := journal.finished(label)):
             return done
-        loops = [Loop(self, observation, stream("attacker", *seed, member), start) for member in range(self.group)]
+        loops = [Loop(self, observation, stream("attacker", *seed, 0), start)]
+        for member in range(1, self.group):
+            # The same labels in the same places: a mean over different classes would be nobody's image.
+            loops.append(Loop(self, observation, stream("attacker", *seed, member), start, loops[0].given_labels))
         history, iteration, elapsed = list[Moment](), 0, 0.0
         if journal and (state := journal.current(label)):
             for loop, values in zip(loops, state["loops"], strict=True):
@@ -214,7 +217,9 @@ class Phases:
             if isinstance(given, GradientMatching):
                 phase = given
             elif result is not None:
+                began = time.perf_counter()
                 phase = given(result)
+                seconds += time.perf_counter() - began
             else:
                 raise ConfigError("the first phase has nothing before it to depend on")
             counting = _counting(watch, done, done + phase.total_steps)

@@ -59,10 +59,13 @@ class PathReplay:
         rates = shares.detach() * self.length
         parts = [
             rollout(
-                self.network, {name: value.detach() for name, value in node.items()}, [step], pull_start=bool(leaves)
+                self.network,
+                {name: value.detach() for name, value in node.items()},
+                [Step(images, labels, 1.0)],
+                pull_start=bool(leaves),
+                keep=1 if len(nodes) == 1 else 0,  # one graph at a time, however many nodes
             )
             for node in nodes
-            for step in [Step(images, labels, 1.0)]
         ]
         update = {
             name: torch.stack([rate * part[name] for rate, (part, _) in zip(rates, parts, strict=True)]).sum(0)

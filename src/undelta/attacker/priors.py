@@ -93,7 +93,7 @@ class EpochInvariance:
         return penalty
 
 
-Source: TypeAlias = Literal["server", "client"]
+Source: TypeAlias = Literal["server", "client", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +101,16 @@ class BatchNormStatistics:
     """weight · Σ_BN (‖μ* − μ‖₂ + ‖σ²* − σ²‖₂) over the inputs of every BatchNorm (Yin et al. 2021).
 
     ``source`` says whose statistics are the target: the server's running ones, or those of the client's own
-    batches, recovered from the buffers it sent back. Without BatchNorm layers the penalty is zero.
+    batches, recovered from the buffers it sent back; "auto" takes the client's where they are revealed. Without
+    BatchNorm layers the penalty is zero.
     """
 
     weight: float
     source: Source = "server"
 
     def __post_init__(self) -> None:
-        if self.source not in ("server", "client"):
-            raise ConfigError(f"expected source 'server' or 'client', got {self.source!r}")
+        if self.source not in ("server", "client", "auto"):
+            raise ConfigError(f"expected source 'server', 'client' or 'auto', got {self.source!r}")
 
     def __call__(self, observation: Observation, replay: Replay) -> Penalty:
         """The penalty, averaged over the mini-batches of the replay (not the last one only)."""
@@ -162,25 +163,30 @@ def batch_norm_targets(observation: Observation, source: Source) -> dict[str, tu
     for name, module in observation.model().named_modules():
         if not isinstance(module, _BatchNorm) or module.running_mean is None:
             continue
-        pair = []
-        for buffer in ("running_mean", "running_var"):
-            key = f"{name}.{buffer}" if name else buffer
-            before, after = observation.initial[key], observation.received.get(key)
-            if source == "server":
-                pair.append(before)
-                continue
-            if after is None or torch.equal(before, after):
-                raise MissingKnowledge(
-                    f"the client's buffer {key!r} was withheld or did not change (norm_mode 'eval'), so it "
-                    "reveals no batch statistics. Use the server's: bn_source = server."
-                )
-            steps = observation.epochs * observation.training.batches
-            # momentum None means a cumulative average over all batches the layer ever saw
-            if module.momentum is None:
-                seen = int(observation.received[key.replace(buffer, "num_batches_tracked")])
-                kept = (seen - steps) / seen
-            else:
-                kept = (1 - module.momentum) ** steps
-            pair.append((after - kept * before) / (1 - kept))
-        targets[name] = (pair[0], pair[1])
+        keys = [f"{name}.{buffer}" if name else buffer for buffer in ("running_mean", "running_var")]
+        revealed = not observation.unknown and all(
+            key in observation.received and not torch.equal(observation.initial[key], observation.received[key])
+            for key in keys
+        )
+        if source == "server" or (source == "auto" and not revealed):
+            targets[name] = (observation.initial[keys[0]], observation.initial[keys[1]])
+            continue
+        if not revealed:
+            raise MissingKnowledge(
+                f"the client's buffers of {name!r} were withheld or did not change (norm_mode 'eval'), or E is "
+                "unknown, so they reveal no batch statistics. Use the server's: bn_source = server."
+            )
+        kept = _kept(observation, module, f"{name}.num_batches_tracked" if name else "num_batches_tracked")
+        mean, variance = ((observation.received[key] - kept * observation.initial[key]) / (1 - kept) for key in keys)
+        targets[name] = (mean, variance)
     return targets
+
+
+def _kept(observation: Observation, module: _BatchNorm, counter: str) -> float:
+    """The share of the old running statistics that is left after the client's steps."""
+    steps = observation.epochs * observation.training.batches
+    if module.momentum is not None:
+        return float((1 - module.momentum) ** steps)
+    # Momentum None means a cumulative average over all batches that the layer ever saw.
+    seen = int(observation.initial[counter]) + steps
+    return (seen - steps) / seen

@@ -6,7 +6,6 @@ update u = θ⁺ − θ. The factories below differ in these three choices only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -30,7 +29,7 @@ class Gradients(NamedTuple):
 
 
 Pullback: TypeAlias = Callable[[Update], Gradients]
-KEPT_PIXELS = 300_000  # input values whose graphs are kept; about 200 MB for a small CNN
+KEPT_ACTIVATIONS = 20_000_000  # values whose graphs are kept to save time; a few hundred MB
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
@@ -183,7 +182,7 @@ class InterpolatedEpoch:
             start=along(start, update, self.position),
             plan=tuple((batch, observation.learning_rate) for batch in batches),
             target=scaled(update, 1 / observation.epochs),
-            keep=max(1, KEPT_PIXELS // (sizes[0] * math.prod(observation.image.shape))),
+            keep=_graphs(network, observation, sizes[0]),
         )
 
 
@@ -235,9 +234,14 @@ class CoarseRollout:
         network, start, update = observed_update(observation)
         everything = torch.arange(observation.num_samples, device=observation.device)
         rate = observation.path_length / self.steps
-        keep = max(1, KEPT_PIXELS // (observation.num_samples * math.prod(observation.image.shape)))
+        keep = _graphs(network, observation, observation.num_samples)
         plan = ((everything, rate),) * self.steps
         return Chain(network=network, start=start, plan=plan, target=update, keep=keep)
+
+
+def _graphs(network: Network, observation: Observation, batch: int) -> int:
+    """How many steps' graphs may be kept at once; at least one."""
+    return max(1, KEPT_ACTIVATIONS // max(1, batch * network.activations(observation.image.shape)))
 
 
 def length_or_one(observation: Observation) -> float:

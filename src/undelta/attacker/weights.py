@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from undelta.errors import ConfigError
-from undelta.updates import Kind, Layer, Update
+from undelta.updates import Layer, Update
 
 
 class WeightsPart(Protocol):
@@ -98,7 +98,7 @@ class Decaying:
         return torch.exp(-torch.arange(len(layers)).to(_like(target)))
 
 
-def ramps(layers: Sequence[Layer], ends: dict[Kind, float] | dict[str, float]) -> list[float]:
+def ramps(layers: Sequence[Layer], ends: Mapping[str, float]) -> list[float]:
     """The weight of each layer, by its rank among the layers of its kind."""
     counts: dict[str, int] = {}
     for layer in layers:
@@ -129,15 +129,13 @@ def largest_errors(layers: Sequence[Layer], dummy: Update, target: Update, p_mea
 
 def _moments(layers: Sequence[Layer], update: Update) -> tuple[Tensor, Tensor]:
     """Mean and variance of each layer's entries, weight and bias together."""
-    sums, squares, counts = [], [], []
+    means, variances = [], []
     for layer in layers:
         parts = [update[name].reshape(-1) for name in layer.parameters]
-        sums.append(torch.stack([part.sum() for part in parts]).sum())
-        squares.append(torch.stack([torch.dot(part, part) for part in parts]).sum())
-        counts.append(sum(len(part) for part in parts))
-    total = torch.stack(sums).new_tensor(counts)
-    means = torch.stack(sums) / total
-    return means, torch.stack(squares) / total - means.square()
+        variance, mean = torch.var_mean(torch.cat(parts) if len(parts) > 1 else parts[0], correction=0)
+        means.append(mean)
+        variances.append(variance)
+    return torch.stack(means), torch.stack(variances)
 
 
 def _like(update: Update) -> Tensor:

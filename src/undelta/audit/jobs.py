@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +20,8 @@ from undelta.audit.record import (
     describe_scenario,
     make_record,
     read_results,
+    reset_peak_memory,
+    versions,
     with_score,
     write_results,
 )
@@ -30,7 +31,8 @@ from undelta.client.private import load_private, save_private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError, UndeltaError
 from undelta.evaluation.score import score
-from undelta.recording import FORMAT, load_observation, read_tensors, save_observation, write_tensors
+from undelta.observation import Observation
+from undelta.recording import FORMAT, digest_of, load_observation, read_tensors, save_observation, write_tensors
 
 CHECKPOINT = "checkpoint.pt"
 RECONSTRUCTION = "reconstruction.safetensors"
@@ -44,10 +46,12 @@ DEMO_ATTACKS: dict[str, dict[str, Any]] = {"awa": {"steps": 160}, "strongest": {
 def simulate_job(scenario_path: Path, *, observation_path: Path, truth_path: Path, seed: int) -> Scenario:
     """Train one client as the scenario says; write what the server sees, and the truth, to separate files."""
     scenario = load_scenario(scenario_path)
+    if observation_path.resolve() == truth_path.resolve():
+        raise ConfigError(f"--observation and --truth are the same file, {truth_path}; they must be two")
     private = scenario.draw(seed)
     observation = disclose(private, scenario, seed=seed)
     save_observation(observation, observation_path)
-    save_private(private, truth_path, {**describe_scenario(scenario), "seed": seed})
+    save_private(private, truth_path, {**describe_scenario(scenario), "seed": seed}, observation)
     return scenario
 
 
@@ -70,7 +74,8 @@ def attack_job(
     method = make_attack(attack, arguments)
     observation = load_observation(observation_path, model=model)
     check_directory(out, overwrite=overwrite)
-    key = _key(observation_path, attack, arguments, seed)
+    key = _key(observation, attack, arguments, seed)
+    reset_peak_memory()
     fresh = not out.exists()
     make_directory(out)
     if overwrite:
@@ -88,8 +93,8 @@ def attack_job(
         scenario=describe_observation(observation),
         seed=seed,
         reconstruction=reconstruction,
+        observation=observation,
     )
-    make_directory(out)
     write_tensors(
         out / RECONSTRUCTION,
         {"images": reconstruction.images, "labels": reconstruction.labels},
@@ -102,12 +107,9 @@ def attack_job(
     return record
 
 
-def _key(observation_path: Path, attack: str, arguments: Mapping[str, Any], seed: int) -> str:
-    """What a checkpoint belongs to."""
-    settings = json.dumps([attack, dict(arguments), seed], sort_keys=True)
-    digest = hashlib.sha256(observation_path.read_bytes())
-    digest.update(settings.encode())
-    return digest.hexdigest()
+def _key(observation: Observation, attack: str, arguments: Mapping[str, Any], seed: int) -> str:
+    """What a checkpoint belongs to; other versions might go on differently."""
+    return json.dumps([digest_of(observation), attack, dict(arguments), seed, versions()], sort_keys=True)
 
 
 def score_job(directory: Path, *, truth_path: Path) -> Record:
@@ -118,8 +120,10 @@ def score_job(directory: Path, *, truth_path: Path) -> Record:
     tensors, _ = read_tensors(directory / RECONSTRUCTION, kind="reconstruction", error=DataError)
     if not {"images", "labels"} <= set(tensors):
         raise DataError(f"{directory / RECONSTRUCTION}: expected images and labels, got {', '.join(sorted(tensors))}")
-    private, scenario = load_private(truth_path)
+    private, scenario, digest = load_private(truth_path)
     record = records[0]
+    if record.get("observation") != digest:
+        raise DataError(f"{truth_path} is the truth of another observation than the one that {directory} attacked")
     reconstruction = Reconstruction(
         images=tensors["images"],
         labels=tensors["labels"],
@@ -158,7 +162,7 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
 
 def check_directory(out: Path, *, overwrite: bool) -> None:
     """Refuse to write over a finished run; an interrupted one has a checkpoint and goes on."""
-    finished = (out / "results.json").exists() and not (out / CHECKPOINT).exists()
+    finished = (out / "results.json").exists() and read_results(out)[0]["status"] != "interrupted"
     if finished and not overwrite:
         raise ConfigError(f"{out} already holds results; choose another --out, or pass --overwrite")
     if out.exists() and not out.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
@@ -22,7 +23,7 @@ from undelta.client.scenario import Scenario
 from undelta.errors import DataError
 from undelta.evaluation.score import Score
 from undelta.observation import Observation
-from undelta.recording import write_bytes
+from undelta.recording import digest_of, write_bytes
 
 SCHEMA = 1
 NEEDED = {"attack", "mismatch", "iterations", "seconds", "status"}  # what scoring an old run relies on
@@ -36,6 +37,7 @@ def make_record(
     scenario: Mapping[str, Any],
     seed: int,
     reconstruction: Reconstruction,
+    observation: Observation,
 ) -> Record:
     """What is known of a trial before it is scored; metrics are null."""
     seconds, iterations = reconstruction.seconds, reconstruction.iterations
@@ -44,6 +46,7 @@ def make_record(
         "attack_arguments": dict(arguments),
         "scenario": dict(scenario),
         "seed": seed,
+        "observation": digest_of(observation),
         "psnr": None,
         "ssim": None,
         "lpips": None,
@@ -90,6 +93,7 @@ def describe_observation(observation: Observation) -> dict[str, Any]:
         "model_arguments": dict(observation.architecture.arguments),
         "num_samples": observation.num_samples,
         **asdict(observation.training),
+        **dict.fromkeys(observation.unknown),
         "rounds": None,
         "grant_labels": observation.labels is not None,
     }
@@ -124,7 +128,16 @@ def versions() -> dict[str, str]:
     return {"undelta": undelta.__version__, "python": platform.python_version(), **packages}
 
 
+def reset_peak_memory() -> None:
+    """Let the peak begin anew, where the system can (Linux); elsewhere it is that of the whole process."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory_mb() -> float:
-    """The largest resident memory of this process so far."""
+    """The largest resident memory of this process since the last reset."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)

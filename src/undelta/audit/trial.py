@@ -9,7 +9,7 @@ from typing import Any
 from undelta.attacker.matching import Watch
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.audit.config import make_attack
-from undelta.audit.record import Record, describe_scenario, make_record, with_score
+from undelta.audit.record import Record, describe_scenario, make_record, reset_peak_memory, with_score
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
@@ -39,6 +39,7 @@ class Outcome:
 def run(trial: Trial, *, watch: Watch | None = None) -> Outcome:
     """One trial; the only place where all stages meet."""
     attack = make_attack(trial.attack, trial.arguments)
+    reset_peak_memory()
     private = trial.scenario.draw(trial.seed)
     observation = disclose(private, trial.scenario, seed=trial.seed)  # train, reveal
     reconstruction = attack(observation, seed=trial.seed, watch=watch)
@@ -49,5 +50,6 @@ def run(trial: Trial, *, watch: Watch | None = None) -> Outcome:
         scenario=describe_scenario(trial.scenario),
         seed=trial.seed,
         reconstruction=reconstruction,
+        observation=observation,
     )
     return Outcome(record=with_score(record, result), private=private, reconstruction=reconstruction, score=result)

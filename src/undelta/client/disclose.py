@@ -44,7 +44,9 @@ def disclose_with_secrets(
     observation = Observation(
         architecture=scenario.architecture,
         initial=initial,
-        received=average([run.state for run in runs], scenario.weights[: len(runs)]),
+        received=runs[0].state
+        if len(runs) == 1
+        else average([run.state for run in runs], scenario.weights[: len(runs)]),
         training=scenario.training,
         num_samples=len(private),
         image=image,

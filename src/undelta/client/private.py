@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from undelta.errors import DataError
-from undelta.recording import FORMAT, read_tensors, write_tensors
+from undelta.observation import Observation
+from undelta.recording import FORMAT, digest_of, read_tensors, write_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +32,18 @@ class Private:
         return len(self.labels)
 
 
-def save_private(private: Private, path: str | Path, scenario: dict[str, Any]) -> None:
-    """Write the truth, with the scenario it belongs to, for scoring later."""
-    metadata = {"format": FORMAT, "kind": "truth", "scenario": scenario}
+def save_private(private: Private, path: str | Path, scenario: dict[str, Any], observation: Observation) -> None:
+    """Write the truth, with the scenario and the digest of the observation it belongs to, for scoring later."""
+    metadata = {"format": FORMAT, "kind": "truth", "scenario": scenario, "observation": digest_of(observation)}
     write_tensors(path, {"images": private.images, "labels": private.labels}, metadata)
 
 
-def load_private(path: str | Path) -> tuple[Private, dict[str, Any]]:
-    """Read the truth and its scenario."""
+def load_private(path: str | Path) -> tuple[Private, dict[str, Any], str]:
+    """Read the truth, its scenario, and the digest of its observation."""
     tensors, metadata = read_tensors(path, kind="truth", error=DataError)
     if set(tensors) != {"images", "labels"} or not isinstance(metadata.get("scenario"), dict):
         raise DataError(f"{path}: expected images, labels and a scenario, got {', '.join(sorted(tensors))}")
     private = Private(images=tensors["images"], labels=tensors["labels"])
     if not torch.isfinite(private.images).all():
         raise DataError(f"{path}: the images hold NaN or infinite values")
-    return private, metadata["scenario"]
+    return private, metadata["scenario"], str(metadata.get("observation"))

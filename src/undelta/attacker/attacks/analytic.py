@@ -69,8 +69,8 @@ class LinearInversion:
         )
 
 
-def analytic(*, steps: int = 1, labels: str = "auto") -> LinearInversion:
-    """Read images off the update of a linear first layer, without any optimization (``steps`` is always 1)."""
+def analytic(*, labels: str = "auto") -> LinearInversion:
+    """Read images off the update of a linear first layer, without any optimization."""
     return LinearInversion(labels=label_source(labels))
 
 

@@ -15,7 +15,7 @@ from undelta.attacker.matching import GradientMatching, Phases, Watch
 from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import BatchNormStatistics, Source, TotalVariation
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.attacker.replays import CoarseRollout, OneStep
+from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep
 from undelta.attacker.weights import Ramps
 from undelta.observation import Observation
 from undelta.seeding import stream
@@ -43,14 +43,24 @@ class Composite:
         journal: Journal | None = None,
     ) -> Reconstruction:
         """Attack; where E or η is unknown there is no path to roll out, and the midpoint phase stands alone."""
-        if observation.unknown:
-            return Phases(phases=(self.midpoint,))(observation, seed=seed, watch=watch, journal=journal)
+        training = observation.training
 
         def rollout(guess: Reconstruction) -> GradientMatching:
+            if training.epochs == 1:
+                return replace(self.rollout, replay=FullRollout())  # scenario 3: exact
             count = self.macro_steps or resolving_steps(observation, guess)
-            return replace(self.rollout, replay=CoarseRollout(steps=count))
+            # Without mini-batches as many steps as epochs are exact (scenario 2), and more are wrong.
+            return replace(self.rollout, replay=CoarseRollout(steps=min(count, training.epochs * training.batches)))
 
-        return Phases(phases=(self.midpoint, rollout))(observation, seed=seed, watch=watch, journal=journal)
+        phases: Phases
+        if observation.unknown:
+            phases = Phases(phases=(self.midpoint,))
+        elif training.epochs * training.batches == 1:  # scenario 1: one gradient at θ is the whole truth
+            exact = replace(self.midpoint, replay=OneStep(), steps=self.midpoint.steps + self.rollout.steps)
+            phases = Phases(phases=(exact,))
+        else:
+            phases = Phases(phases=(self.midpoint, rollout))
+        return phases(observation, seed=seed, watch=watch, journal=journal)
 
 
 def resolving_steps(observation: Observation, guess: Reconstruction) -> int:
@@ -74,7 +84,7 @@ def strongest(
     macro_steps: int | None = None,
     tv: float = 0.01,
     bn: float = 0.001,
-    bn_source: Source = "server",
+    bn_source: Source = "auto",
     restarts: int = 1,
     labels: str = "auto",
 ) -> Composite:

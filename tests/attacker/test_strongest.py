@@ -1,0 +1,89 @@
+"""`strongest` is exact where exactness is possible, and honest about its time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from undelta.attacker.attacks import gradinversion, strongest
+from undelta.attacker.attacks.strongest import MACRO_STEPS, RESOLVED, resolving_steps
+from undelta.attacker.distances import mismatch
+from undelta.attacker.loop import Loop
+from undelta.attacker.replays import CoarseRollout, Replay, ReplayPart
+from undelta.client.disclose import disclose, disclose_with_secrets
+from undelta.client.scenario import Scenario
+from undelta.knowledge import without
+from undelta.observation import Observation
+from undelta.seeding import stream
+
+SCENARIO = Scenario(
+    data="digits", num_samples=4, model="lenet", model_arguments={"width": 4}, epochs=3, batches=2, learning_rate=0.05
+)
+
+
+def replays_of(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
+    """The replays that a short run of the attack uses, phase by phase."""
+    seen: list[Replay] = []
+    original = Loop.__init__
+
+    def spy(self: Loop, *arguments: object) -> None:
+        original(self, *arguments)  # type: ignore[arg-type]
+        seen.append(self.replay)
+
+    monkeypatch.setattr(Loop, "__init__", spy)
+    strongest(steps=2, rollout_steps=2)(observation)
+    return seen
+
+
+@pytest.mark.parametrize(("epochs", "batches"), [(1, 1), (3, 1), (1, 2)], ids=["S1", "S2", "S3"])
+def test_its_last_replay_explains_the_truth_exactly_where_that_is_possible(
+    epochs: int, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = replace(SCENARIO, epochs=epochs, batches=batches)
+    private = scenario.draw(0)
+    observation, (run,) = disclose_with_secrets(private, scenario, dtype=torch.float64)
+    replay = replays_of(observation, monkeypatch)[-1]
+    order = run.orders[0]
+    update, _ = replay(observation.image.normalize(private.images.double())[order], private.labels[order])
+    assert mismatch(update, replay.target) < 1e-12
+
+
+def test_unknown_hyperparameters_leave_the_midpoint_phase_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    observation = without(disclose(SCENARIO.draw(0), SCENARIO), "epochs", "learning_rate")
+    assert len(replays_of(observation, monkeypatch)) == 1
+
+
+def test_macro_steps_are_as_many_as_resolve_the_path() -> None:
+    for rate in (0.01, 2.0):
+        scenario = replace(SCENARIO, learning_rate=rate, epochs=20)
+        observation = disclose(scenario.draw(0), scenario)
+        guess = strongest(steps=3).midpoint(observation)
+
+        def gap(count: int, observation: Observation = observation, images: torch.Tensor = guess.images) -> float:
+            parts: list[ReplayPart] = [CoarseRollout(steps=count), CoarseRollout(steps=2 * count)]
+            inputs = observation.image.normalize(images)
+            one, two = (part(observation, stream("test"))(inputs, guess.labels)[0] for part in parts)
+            return mismatch(one, two)
+
+        chosen = resolving_steps(observation, guess)
+        assert chosen == MACRO_STEPS[-1] or gap(chosen) <= RESOLVED
+        assert all(gap(count) > RESOLVED for count in MACRO_STEPS if count < chosen)
+
+
+def test_the_members_of_a_group_agree_on_which_image_has_which_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    original = Loop.__init__
+
+    def spy(self: Loop, *arguments: object) -> None:
+        original(self, *arguments)  # type: ignore[arg-type]
+        assert self.classes is not None
+        seen.append(self.classes)
+
+    monkeypatch.setattr(Loop, "__init__", spy)
+    scenario = replace(SCENARIO, num_samples=6)
+    gradinversion(steps=1, group=3, labels="disclosed")(disclose(scenario.draw(0), scenario))
+    assert len(seen) == 3
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
