@@ -126,7 +126,7 @@ def test_simulate_attack_and_score_work_in_a_row(run: Run) -> None:
         assert (finished.code, finished.err) == (0, ""), command
     assert "trained on 2 images of faces" in run.printed["simulate"].out
     assert "n/a" in run.printed["attack"].out
-    assert "dB" in run.printed["score"].out
+    assert "PSNR" in run.printed["score"].out
     record = json.loads((run.out / "results.json").read_text())["records"][0]
     assert (record["attack"], record["seed"], record["status"]) == ("strongest", 7, "completed")
     assert record["iterations"] == 15
@@ -411,7 +411,7 @@ def test_an_interrupted_attack_leaves_what_it_has(tmp_path: Path, monkeypatch: p
         process.wait()
     assert process.returncode == 130, complaints
     assert "interrupted" in printed
-    assert complaints == "Interrupted: what you see is the result up to that point.\n"
+    assert complaints == "Interrupted: what you see is the result so far.\n"
     record = json.loads((out / "results.json").read_text())["records"][0]
     assert record["status"] == "interrupted"
     assert 0 < record["iterations"] < 100_000_000

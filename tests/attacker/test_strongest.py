@@ -11,6 +11,7 @@ from undelta.attacker.attacks import gradinversion, strongest
 from undelta.attacker.attacks.strongest import MACRO_STEPS, RESOLVED, resolving_steps
 from undelta.attacker.distances import mismatch
 from undelta.attacker.loop import Loop
+from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replays import CoarseRollout, Replay, ReplayPart
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
@@ -61,9 +62,9 @@ def test_macro_steps_are_as_many_as_resolve_the_path() -> None:
         observation = disclose(scenario.draw(0), scenario)
         guess = strongest(steps=3).midpoint(observation)
 
-        def gap(count: int, observation: Observation = observation, images: torch.Tensor = guess.images) -> float:
+        def gap(count: int, observation: Observation = observation, guess: Reconstruction = guess) -> float:
             parts: list[ReplayPart] = [CoarseRollout(steps=count), CoarseRollout(steps=2 * count)]
-            inputs = observation.image.normalize(images)
+            inputs = observation.image.normalize(guess.images)
             one, two = (part(observation, stream("test"))(inputs, guess.labels)[0] for part in parts)
             return mismatch(one, two)
 

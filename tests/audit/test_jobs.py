@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from undelta.attacker.matching import GradientMatching, Phases
+from undelta.attacker.attacks.strongest import Composite
+from undelta.attacker.matching import GradientMatching
 from undelta.attacker.reconstruction import Moment
 from undelta.audit.config import load_scenario, make_attack, parse_settings
 from undelta.audit.jobs import RECONSTRUCTION, attack_job, check_directory, make_directory, score_job, simulate_job
@@ -88,7 +89,7 @@ def test_a_number_of_thousands_of_digits_is_refused() -> None:
 
 
 def test_attacks_are_made_by_name() -> None:
-    assert isinstance(make_attack("strongest", {}), Phases)
+    assert isinstance(make_attack("strongest", {}), Composite)
     attack = make_attack("awa", {"steps": 7, "tv": 1, "form": "linear"})
     assert isinstance(attack, GradientMatching)
     assert attack.steps == 7
@@ -253,7 +254,7 @@ def test_scoring_against_another_scenarios_truth_is_refused(tmp_path: Path, file
     before = (tmp_path / "run" / "results.json").read_bytes()
     files.scenario.write_text(TOML.replace("12", "16"))
     simulate_job(files.scenario, observation_path=tmp_path / "other", truth_path=tmp_path / "other truth", seed=3)
-    with pytest.raises(DataError, match="different scenarios"):
+    with pytest.raises(DataError, match="the truth of another observation"):
         score_job(tmp_path / "run", truth_path=tmp_path / "other truth")
     with pytest.raises(DataError, match="expected a file of kind 'truth', got 'observation'"):
         score_job(tmp_path / "run", truth_path=files.observation)

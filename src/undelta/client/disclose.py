@@ -41,12 +41,13 @@ def disclose_with_secrets(
         train(model, client, scenario.training, image, seed=names)
         for client, names in zip(attacked, stream_names, strict=True)
     )
+    # One client is not averaged: its weight may be zero, and its state is what the server sees.
+    states = [run.state for run in runs]
+    received = states[0] if len(states) == 1 else average(states, scenario.weights[: len(states)])
     observation = Observation(
         architecture=scenario.architecture,
         initial=initial,
-        received=runs[0].state
-        if len(runs) == 1
-        else average([run.state for run in runs], scenario.weights[: len(runs)]),
+        received={name: tensor.clone() for name, tensor in received.items()},
         training=scenario.training,
         num_samples=len(private),
         image=image,
