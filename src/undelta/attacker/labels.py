@@ -76,12 +76,13 @@ def geng(observation: Observation, generator: torch.Generator) -> Tensor:
 
     λ_c = Σ_k p̂_kc − (N/Ō)·Σ_m ∂W_cm, with p̂ and Ō (the last layer's mean input, summed) measured on random inputs.
     """
-    return _shuffled(_fill(_row_counts(observation, generator, [0.0]), observation.num_samples), generator)
+    return _shuffled(_fill(_row_counts(observation, generator, steps=1), observation.num_samples), generator)
 
 
 def dlfa(observation: Observation, generator: torch.Generator) -> Tensor:
-    """The same counts with p̂ and Ō averaged along the path from θ to θ⁺ (Dimitrov et al. 2022)."""
-    return _shuffled(_fill(_row_counts(observation, generator, _along_path()), observation.num_samples), generator)
+    """The same counts averaged over all E·B steps, p̂ and Ō interpolated between θ and θ⁺ (Dimitrov et al. 2022)."""
+    steps = observation.epochs * observation.training.batches
+    return _shuffled(_fill(_row_counts(observation, generator, steps=steps), observation.num_samples), generator)
 
 
 def bias(observation: Observation, generator: torch.Generator) -> Tensor:
@@ -185,18 +186,20 @@ def _probe(last: _Last, place: float, generator: torch.Generator) -> _Probed:
     return _Probed(shares, features.sum(1).mean(), features.abs().sum(1).mean())
 
 
-def _row_counts(observation: Observation, generator: torch.Generator, places: list[float]) -> Tensor:
+def _row_counts(observation: Observation, generator: torch.Generator, steps: int) -> Tensor:
+    """Mean over the steps of Σ p̂ − (N/Ō)·Σ ∂W, statistics interpolated between both ends; one step is θ alone."""
     last = _last(observation)
     rows = (-last.weight / observation.path_length).sum(1)
-    probes = [_probe(last, place, generator) for place in places]
-    shares = torch.stack([probe.shares for probe in probes]).mean(0)
-    inputs = torch.stack([probe.inputs for probe in probes]).mean()
-    if inputs < 0.1 * torch.stack([probe.magnitude for probe in probes]).mean():
+    first, final = _probe(last, 0.0, generator), _probe(last, 1.0, generator)
+    places = torch.arange(steps).to(rows) / steps
+    shares = first.shares + places.mean() * (final.shares - first.shares)
+    inputs = first.inputs + places * (final.inputs - first.inputs)  # (steps,)
+    if min(first.inputs, final.inputs) < 0.1 * first.magnitude:
         raise MissingKnowledge(
             "the last layer's inputs are not positive (no ReLU before it, as in a ViT), so its rows do not count "
             "labels. Use labels = bias, or grant labels in the scenario."
         )
-    return observation.num_samples * (shares - rows / inputs)
+    return observation.num_samples * (shares - rows * (1 / inputs).mean())
 
 
 def _along_path() -> list[float]:
