@@ -38,7 +38,9 @@ def replays_of(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> lis
     return seen
 
 
-@pytest.mark.parametrize(("epochs", "batches"), [(1, 1), (3, 1), (1, 2)], ids=["S1", "S2", "S3"])
+@pytest.mark.parametrize(
+    ("epochs", "batches"), [(1, 1), (2, 1), (3, 1), (1, 2)], ids=["S1", "S2, two epochs", "S2", "S3"]
+)
 def test_its_last_replay_explains_the_truth_exactly_where_that_is_possible(
     epochs: int, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,8 +101,8 @@ class SGD(_Rate):
 class LBFGS(_Rate):
     """L-BFGS (Liu and Nocedal 1989) with a strong Wolfe line search; one iteration is up to ``inner`` directions.
 
-    DLG's own code has no line search and diverges from many starts. A step into NaN is still possible; it then
-    starts afresh from its best point with half the rate.
+    DLG's own code has no line search; without one, some starts get stuck. A step into NaN is still possible; the run
+    then starts afresh from its best point with half the rate.
     """
 
     learning_rate: float = 1.0

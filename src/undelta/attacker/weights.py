@@ -62,7 +62,7 @@ class Uniform:
 class Ramps:
     """Weights that change linearly with depth from 1 to q, per kind of layer (AWA eq_q_max_3kinds).
 
-    An end below 1 makes a ramp that decreases, which the paper does not consider and shallow nets like.
+    An end below 1 makes a ramp that decreases, which the paper does not consider.
     """
 
     conv: float
