@@ -266,3 +266,24 @@ def test_the_papers_attack_reconstructs_photos_from_one_step() -> None:
 
 def test_the_strongest_attack_reconstructs_photos_from_several_epochs() -> None:
     assert quality(strongest(steps=100, rollout_steps=20), replace(EASY, epochs=3, batches=2)) > 18
+
+
+def test_iterates_lead_from_the_start_to_the_result(observation: Observation) -> None:
+    attack = strongest(steps=30, rollout_steps=20, macro_steps=2)
+    result = attack(observation)
+    numbers = [iterate.iteration for iterate in result.iterates]
+    assert numbers[0] == 0
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] > 40  # some of the second phase, counted on
+    assert all(iterate.images.dtype == torch.uint8 for iterate in result.iterates)
+    gaps = [(iterate.images / 255 - result.images).abs().mean() for iterate in result.iterates]
+    assert gaps[-1] < 0.1 * gaps[0]
+    assert [iterate.seconds for iterate in result.iterates] == sorted(iterate.seconds for iterate in result.iterates)
+
+
+def test_iterates_of_large_batches_are_few(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = math.prod(observation.image.shape) * observation.num_samples
+    monkeypatch.setattr("undelta.attacker.matching.ITERATE_BYTES", 3 * size + 1)
+    assert len(awa(steps=40)(observation).iterates) == 3
+    monkeypatch.setattr("undelta.attacker.matching.ITERATE_BYTES", size - 1)
+    assert awa(steps=3)(observation).iterates == ()

@@ -80,6 +80,10 @@ def check_equal(resumed: Reconstruction, whole: Reconstruction) -> None:
     assert resumed.learned == whole.learned
     histories = [[moment._replace(seconds=0.0) for moment in result.history] for result in (resumed, whole)]
     assert histories[0] == histories[1]
+    assert len(resumed.iterates) == len(whole.iterates) > 0
+    for one, other in zip(resumed.iterates, whole.iterates, strict=True):
+        assert one.iteration == other.iteration
+        assert torch.equal(one.images, other.images)
     assert resumed.seconds > 0
 
 

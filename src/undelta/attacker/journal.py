@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from undelta.attacker.reconstruction import Moment, Reconstruction
+from undelta.attacker.reconstruction import Iterate, Moment, Reconstruction
 from undelta.errors import ConfigError
 from undelta.recording import write_bytes
 
@@ -59,11 +59,13 @@ class Journal:
         if values is None:
             return None
         history = tuple(Moment(*moment) for moment in values["history"])
-        return Reconstruction(**{**values, "history": history})
+        iterates = tuple(Iterate(*iterate) for iterate in values["iterates"])
+        return Reconstruction(**{**values, "history": history, "iterates": iterates})
 
     def finish(self, label: str, result: Reconstruction) -> None:
         """Remember that a part is done."""
-        values = {**vars(result), "history": [tuple(moment) for moment in result.history]}
+        plain = {key: [tuple(entry) for entry in getattr(result, key)] for key in ("history", "iterates")}
+        values = {**vars(result), **plain}
         self._finished[label] = values
         self._label, self._state = "", {}
         self._write()

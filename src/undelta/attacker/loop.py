@@ -182,11 +182,10 @@ class Loop:
             status = "diverged"
             self._restore(self.previous)
             images, labels, final = self._look()
-        classes = labels.argmax(1) if labels.is_floating_point() else labels
-        images, classes = self.method.canvas.collapse(images, classes, self.observation)
+        images, classes = self._collapsed(images, labels)
         carried = {name: value.clone() for name, value in self.variables.items() if name != "images"}
         return Reconstruction(
-            images=self.observation.image.denormalize(images).clamp(0, 1),
+            images=images,
             labels=classes,
             mismatch=final,
             iterations=iteration,
@@ -196,6 +195,18 @@ class Loop:
             learned={name: value.tolist() for name, value in self.learned.items() if value.numel() <= 64},
             variables=carried,
         )
+
+    def _collapsed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """N pictures in [0, 1] and their classes, from all dummy images."""
+        classes = labels.argmax(1) if labels.is_floating_point() else labels
+        images, classes = self.method.canvas.collapse(images, classes, self.observation)
+        return self.observation.image.denormalize(images).clamp(0, 1), classes
+
+    def picture(self) -> Tensor:
+        """The images as they are now, in eight bits, for whoever watches."""
+        with torch.no_grad():
+            images, _ = self._collapsed(self.images, self.soft_labels(self.variables.get("labels")))
+            return (images * 255).round().to("cpu", torch.uint8)
 
     def _look(self) -> tuple[Tensor, Tensor, float]:
         with torch.no_grad():

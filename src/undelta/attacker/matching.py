@@ -21,7 +21,7 @@ from undelta.attacker.labels import LabelSource, disclosed
 from undelta.attacker.loop import Loop
 from undelta.attacker.optimizers import Adam, Optimizer, Schedule, constant
 from undelta.attacker.priors import Prior
-from undelta.attacker.reconstruction import Moment, Reconstruction, Status
+from undelta.attacker.reconstruction import Iterate, Moment, Reconstruction, Status
 from undelta.attacker.replays import ReplayPart
 from undelta.attacker.weights import Uniform, WeightsPart
 from undelta.errors import ConfigError
@@ -29,6 +29,8 @@ from undelta.observation import Observation
 from undelta.seeding import stream
 
 RECORD_EVERY = 10  # iterations between two points of the history
+ITERATES = 20  # pictures of a phase on its way
+ITERATE_BYTES = 2**26  # and no more memory than this for all of them
 
 Watch = Callable[[Moment, int], None]
 """Called with every point of the history and the number of iterations to come in all."""
@@ -142,12 +144,14 @@ class GradientMatching:
         for member in range(1, self.group):
             # The same labels in the same places: a mean over different classes would be nobody's image.
             loops.append(Loop(self, observation, stream("attacker", *seed, member), start, loops[0].given_labels))
-        history, iteration, elapsed = list[Moment](), 0, 0.0
+        history, iterates, iteration, elapsed = list[Moment](), list[Iterate](), 0, 0.0
+        shown = _shown(self.steps, observation)
         if journal and (state := journal.current(label)):
             for loop, values in zip(loops, state["loops"], strict=True):
                 loop.load(values)
             iteration, elapsed = state["iteration"], state["elapsed"]
             history = [Moment(*moment) for moment in state["history"]]
+            iterates = [Iterate(*iterate) for iterate in state["iterates"]]
         began = time.perf_counter() - elapsed
         status: Status = "completed"
 
@@ -157,11 +161,15 @@ class GradientMatching:
                 "iteration": iteration,
                 "elapsed": time.perf_counter() - began,
                 "history": [tuple(moment) for moment in history],
+                "iterates": [tuple(iterate) for iterate in iterates],
             }
 
         try:
             while iteration < self.steps:
                 record = iteration % RECORD_EVERY == 0
+                if iteration in shown:
+                    lead = min(loops, key=lambda loop: loop.mismatch)
+                    iterates.append(Iterate(iteration, time.perf_counter() - began, lead.picture()))
                 if self.group > 1:
                     consensus = torch.stack([loop.images for loop in loops]).mean(0)
                     for loop in loops:
@@ -184,7 +192,7 @@ class GradientMatching:
             status = "interrupted"
         seconds = time.perf_counter() - began
         results = [loop.result(status, iteration, seconds, history) for loop in loops]
-        result = min(results, key=_rank)
+        result = replace(min(results, key=_rank), iterates=tuple(iterates))
         if journal and status != "interrupted":
             journal.finish(label, result)
         return result
@@ -210,6 +218,7 @@ class Phases:
     ) -> Reconstruction:
         """Attack, phase by phase."""
         history: tuple[Moment, ...] = ()
+        iterates: tuple[Iterate, ...] = ()
         start: Start | None = None
         result: Reconstruction | None = None
         done, seconds = 0, 0.0
@@ -229,6 +238,10 @@ class Phases:
                 moment._replace(iteration=moment.iteration + done, seconds=moment.seconds + seconds)
                 for moment in result.history
             )
+            iterates += tuple(
+                iterate._replace(iteration=iterate.iteration + done, seconds=iterate.seconds + seconds)
+                for iterate in result.iterates
+            )
             done, seconds = done + result.iterations, seconds + result.seconds
             if result.status != "completed":
                 break
@@ -237,7 +250,14 @@ class Phases:
             )
         if result is None:
             raise ConfigError("expected at least one phase, got none")
-        return replace(result, iterations=done, seconds=seconds, history=history)
+        return replace(result, iterations=done, seconds=seconds, history=history, iterates=iterates)
+
+
+def _shown(steps: int, observation: Observation) -> set[int]:
+    """The iterations of which a picture is kept: many early ones, where most happens."""
+    size = observation.num_samples * math.prod(observation.image.shape)
+    count = min(ITERATES, ITERATE_BYTES // size)
+    return {round(steps * (index / count) ** 2) for index in range(count)}
 
 
 def _rank(result: Reconstruction) -> tuple[bool, float]:

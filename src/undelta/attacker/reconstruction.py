@@ -19,6 +19,14 @@ class Moment(NamedTuple):
     loss: float
 
 
+class Iterate(NamedTuple):
+    """The dummy images on the way, for whoever wants to watch; no attack reads them again."""
+
+    iteration: int
+    seconds: float
+    images: Tensor  # (N, C, H, W) uint8, on the CPU
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
     """An attack's result; failure is a status, not an exception."""
@@ -30,6 +38,7 @@ class Reconstruction:
     seconds: float
     status: Status
     history: tuple[Moment, ...] = field(default=(), repr=False)
+    iterates: tuple[Iterate, ...] = field(default=(), repr=False)
     learned: dict[str, Any] = field(default_factory=dict)
     """What the replay learned of the client's path, such as SME's position."""
     variables: dict[str, Tensor] = field(default_factory=dict, repr=False)
