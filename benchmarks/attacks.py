@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from halves import ROWS, rows_of
 
 from undelta.audit.record import SCHEMA
 from undelta.audit.trial import Trial, run
@@ -46,14 +47,14 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "awa, approximation": ("awa", {"steps": 1000, "form": "approximation"}),
     "awa, linear": ("awa", {"steps": 1000, "form": "linear"}),
     "awa, enhanced": ("awa", {"steps": 1000}),
-    "dlg": ("dlg", {"steps": 20}),
-    "cpl": ("cpl", {"steps": 20}),
-    "idlg": ("idlg", {"steps": 20, **KNOWN}),
-    "gradinversion": ("gradinversion", {"steps": 100, "group": 4, **KNOWN}),
-    "geng": ("geng", {"steps": 60, **KNOWN}),
-    "agic": ("agic", {"steps": 60}),
-    "idlg_fedavg": ("idlg_fedavg", {"steps": 40}),
-    "dlfa": ("dlfa", {"steps": 40, **KNOWN}),
+    "dlg": ("dlg", {"steps": 40}),
+    "cpl": ("cpl", {"steps": 40}),
+    "idlg": ("idlg", {"steps": 40, **KNOWN}),
+    "gradinversion": ("gradinversion", {"steps": 250, "group": 4, **KNOWN}),
+    "geng": ("geng", {"steps": 100, **KNOWN}),
+    "agic": ("agic", {"steps": 100}),
+    "idlg_fedavg": ("idlg_fedavg", {"steps": 100}),
+    "dlfa": ("dlfa", {"steps": 100, **KNOWN}),
     # The paper's ablation, on a deep net: signed steps and a strong TV, as such nets need.
     "deep, approximation": ("awa", {"steps": 400, "form": "approximation", "signed": True, "tv": 0.1}),
     "deep, linear": ("awa", {"steps": 400, "form": "linear", "signed": True, "tv": 0.1}),
@@ -65,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--data", default="photos")
+    parser.add_argument("--rows", choices=ROWS, default="all", help="which images of a .npz")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=RUNS, default=None)
     parser.add_argument("--out", type=Path, required=True)
@@ -72,9 +74,10 @@ def main() -> None:
     options = parser.parse_args()
     if not options.table:
         torch.set_num_threads(1)
+        data = rows_of(options.data, options.rows)
         for name in options.only or RUNS:
             for seed in options.seeds:
-                measure(options.case, name, options.data, seed, options.out)
+                measure(options.case, name, data, seed, options.out)
     print(table(load(options.out)))
 
 

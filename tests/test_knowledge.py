@@ -66,7 +66,7 @@ def test_a_replay_matches_only_the_layers_that_were_received(
     names = {"conv1.weight", "conv1.bias", "fc2.weight", "fc2.bias"}
     replay = part(only_layers(observation, ["conv1", "fc2"]), generator())
     images = torch.randn(5, 1, 8, 8, generator=generator())
-    update, pullback = replay(images, torch.arange(5))
+    update, _, pullback = replay(images, torch.arange(5))
     assert set(replay.target) == set(update) == names
     assert set(replay.start) > names
     assert float(pullback(replay.target).images.abs().max()) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,11 +79,21 @@ def attack(
     checkpoint_seconds: Annotated[
         float, typer.Option(min=0, help="Time between checkpoints; the same command resumes after a crash.")
     ] = 30.0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    memory: Annotated[
+        float, typer.Option(min=0.001, help="Gigabytes that may be kept to save time; less is slower, not worse.")
+    ] = 1.0,
 ) -> None:
-    """Reconstruct images from a recorded update. Never reads the truth."""
+    """Reconstruct images from a recorded update. Never reads the truth.
+
+    To share the work among processes or GPUs: torchrun --nproc-per-node 2 -m undelta attack ...
+    """
     from undelta.audit.config import parse_settings
     from undelta.audit.jobs import attack_job
+    from undelta.engine import set_memory_limit
 
+    set_memory_limit(int(memory * 2**30))
+    first = os.environ.get("RANK", "0") == "0"  # under torchrun one process speaks for all
     arguments: dict[str, Any] = parse_settings(settings or [])
     if steps is not None:
         arguments["steps"] = steps
@@ -96,8 +107,11 @@ def attack(
             model=model,
             overwrite=overwrite,
             checkpoint_seconds=checkpoint_seconds,
-            watch=progress.start(attack),
+            device=device,
+            watch=progress.start(attack) if first else None,
         )
+    if not first:
+        return
     _print_table([record])
     typer.echo(f"Pictures: {out / 'reconstruction.png'}\nTo score: undelta score {out} --truth TRUTH")
     _exit_if_interrupted([record])

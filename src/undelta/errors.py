@@ -19,3 +19,7 @@ class ObservationError(UndeltaError):
 
 class MissingKnowledge(UndeltaError):
     """An attack needs something that this Observation does not reveal."""
+
+
+class RankFailure(UndeltaError):
+    """One of the processes that share an attack was lost, and with it the run; its checkpoint is not."""

@@ -7,6 +7,7 @@ Reading and writing files is `undelta.recording`.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -104,6 +105,19 @@ class Observation:
             if getattr(self.training, key) != 1:
                 raise ObservationError(f"{key} is said to be unknown, but {getattr(self.training, key)} is given")
         self._check_states()
+        if any(tensor.device != self.device for tensor in (*self.initial.values(), *self.received.values())):
+            self._move(self.device)
+
+    def _move(self, device: torch.device) -> None:
+        for side in ("initial", "received"):
+            state = {name: _moved(tensor, device) for name, tensor in getattr(self, side).items()}
+            object.__setattr__(self, side, state)
+
+    def to(self, device: str | torch.device) -> Observation:
+        """The same observation on another device, where attacks on it will run."""
+        moved = copy.copy(self)
+        moved._move(torch.device(device))
+        return moved
 
     def _check_states(self) -> None:
         # A built-in model is sketched without memory first: the file's arguments are not trusted yet.
@@ -183,6 +197,12 @@ class Observation:
     def dtype(self) -> torch.dtype:
         """The floating-point type of the states."""
         return next(tensor.dtype for tensor in self.initial.values() if tensor.is_floating_point())
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _check_labels(labels: Tensor, num_samples: int, classes: int) -> None:

@@ -186,7 +186,7 @@ def test_phases_start_where_the_one_before_ended(observation: Observation) -> No
 def test_the_mismatch_is_that_of_the_images_returned(observation: Observation) -> None:
     result = GradientMatching(replay=OneStep(position=0.5), steps=15)(observation)
     replay = OneStep(position=0.5)(observation, torch.Generator())
-    update, _ = replay(observation.image.normalize(result.images), result.labels)
+    update, _, _ = replay(observation.image.normalize(result.images), result.labels)
     assert mismatch(update, replay.target) == pytest.approx(result.mismatch, rel=1e-3)
 
 

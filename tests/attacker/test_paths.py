@@ -117,7 +117,7 @@ def check_against_autograd(part: ReplayPart, nodes: Nodes, observation: Observat
     wanted = [images, *([labels] if soft else []), *learned.values()]
     expected = list(torch.autograd.grad(product, wanted))
 
-    dummy, pullback = replay(
+    dummy, _, pullback = replay(
         images.detach(), labels.detach(), {name: value.detach() for name, value in learned.items()}
     )
     assert set(dummy) == set(replay.target)
@@ -153,7 +153,7 @@ def updates(part: ReplayPart, observation: Observation) -> tuple[Update, Tensor]
     """A replay's dummy update of some images, and the gradient that it pulls back to them."""
     replay: Replay = part(observation, generator())
     images = draw((observation.num_samples, *observation.image.shape), 1)
-    dummy, pullback = replay(images, torch.tensor([3, 1, 4, 1]))
+    dummy, _, pullback = replay(images, torch.tensor([3, 1, 4, 1]))
     return dummy, pullback(replay.target).images
 
 

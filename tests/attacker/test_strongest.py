@@ -49,7 +49,7 @@ def test_its_last_replay_explains_the_truth_exactly_where_that_is_possible(
     observation, (run,) = disclose_with_secrets(private, scenario, dtype=torch.float64)
     replay = replays_of(observation, monkeypatch)[-1]
     order = run.orders[0]
-    update, _ = replay(observation.image.normalize(private.images.double())[order], private.labels[order])
+    update, _, _ = replay(observation.image.normalize(private.images.double())[order], private.labels[order])
     assert mismatch(update, replay.target) < 1e-12
 
 
@@ -67,7 +67,7 @@ def test_macro_steps_are_as_many_as_resolve_the_path() -> None:
         def gap(count: int, observation: Observation = observation, guess: Reconstruction = guess) -> float:
             parts: list[ReplayPart] = [CoarseRollout(steps=count), CoarseRollout(steps=2 * count)]
             inputs = observation.image.normalize(guess.images)
-            one, two = (part(observation, stream("test"))(inputs, guess.labels)[0] for part in parts)
+            one, two = (part(observation, stream("test"))(inputs, guess.labels).update for part in parts)
             return mismatch(one, two)
 
         chosen = resolving_steps(observation, guess)

@@ -69,6 +69,33 @@ def gaussian_kernel(dummy: Update, target: Update, weights: Weights) -> Tensor:
     return torch.stack(terms).sum() / torch.stack([weights[name] for name in dummy]).sum()
 
 
+def with_cotangent(distance: Distance, dummy: Update, target: Update, weights: Weights) -> tuple[Tensor, Update]:
+    """A distance and its gradient by the dummy update; the cosine's in closed form, since parameters are many."""
+    if distance is cosine:
+        return _cosine_with_cotangent(dummy, target, weights)
+    leaves = {name: value.detach().requires_grad_() for name, value in dummy.items()}
+    with torch.enable_grad():
+        value = distance(leaves, target, weights)
+        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return value.detach(), dict(zip(leaves, gradients, strict=True))
+
+
+def _cosine_with_cotangent(dummy: Update, target: Update, weights: Weights) -> tuple[Tensor, Update]:
+    """∂/∂d = q (⟨d, t⟩_q d / |d|_q² − t) / (|d|_q |t|_q)."""
+    product = _weighted(dummy, target, weights)
+    tiny = torch.finfo(product.dtype).tiny
+    square, other = (_weighted(update, update, weights).clamp_min(tiny) for update in (dummy, target))
+    size = square.sqrt() * other.sqrt()
+    # A zero dummy update has no direction to turn: there the clamp has no slope, as autograd says.
+    turn = torch.where(square > tiny, product / square, torch.zeros_like(product))
+    factors = torch.stack([weights[name] for name in dummy]) / size
+    cotangent = {
+        name: torch.addcmul(target[name] * -factor, value, factor * turn)
+        for (name, value), factor in zip(dummy.items(), factors.unbind(), strict=True)
+    }
+    return 1 - product / size, cotangent
+
+
 def mismatch(dummy: Update, target: Update) -> float:
     """The unweighted cosine distance: the attacker's own measure of success (f of AWA eq_obj_func_BO_f_Q)."""
     with torch.no_grad():

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from undelta.attacker.reconstruction import Iterate, Moment, Reconstruction
+from undelta.engine import ranks
 from undelta.errors import ConfigError
 from undelta.recording import write_bytes
 
@@ -34,12 +35,14 @@ class Journal:
         self._finished: dict[str, dict[str, Any]] = {}
         self._label, self._state = "", dict[str, Any]()
         self._saved = -math.inf  # the first checkpoint is due at once, so that there is always one
-        if path.exists():
-            self._read()
+        # One process reads and writes; where several share an attack, the others hear of it.
+        saved = ranks.same_bytes(path.read_bytes() if ranks.rank() == 0 and path.exists() else b"")
+        if saved:
+            self._read(saved)
 
-    def _read(self) -> None:
+    def _read(self, saved: bytes) -> None:
         try:
-            content = torch.load(self.path, map_location="cpu", weights_only=True)  # never runs code
+            content = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)  # never runs code
             if not isinstance(content, dict):
                 raise TypeError(f"expected a dictionary, got {type(content).__name__}")
             key, self._finished = content["key"], content["finished"]
@@ -77,7 +80,7 @@ class Journal:
     @property
     def due(self) -> bool:
         """Whether it is time for a checkpoint."""
-        return time.monotonic() - self._saved >= self.seconds
+        return ranks.rank() == 0 and time.monotonic() - self._saved >= self.seconds
 
     def save(self, label: str, state: dict[str, Any]) -> None:
         """Write a checkpoint of the part under way."""
@@ -85,6 +88,8 @@ class Journal:
         self._write()
 
     def _write(self) -> None:
+        if ranks.rank() > 0:
+            return
         content = io.BytesIO()
         values = {"key": self.key, "finished": self._finished, "label": self._label, "state": self._state}
         torch.save(values, content)
@@ -93,4 +98,5 @@ class Journal:
 
     def close(self) -> None:
         """Remove the file: the run is complete and its results are written."""
-        self.path.unlink(missing_ok=True)
+        if ranks.rank() == 0:
+            self.path.unlink(missing_ok=True)

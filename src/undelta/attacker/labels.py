@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from undelta.attacker.replays import observed_update
+from undelta.engine import Network
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
 from undelta.parsing import unknown
-from undelta.training import Network
 from undelta.updates import Update, along, layers_of
 
 PROBES = 64  # random inputs that stand for the unknown images where a statistic of the outputs is needed

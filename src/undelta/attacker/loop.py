@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from undelta.attacker.canvas import Variables
-from undelta.attacker.distances import mismatch
+from undelta.attacker.distances import mismatch, with_cotangent
 from undelta.attacker.optimizers import Adam
+from undelta.attacker.priors import OnMoments
 from undelta.attacker.reconstruction import Moment, Reconstruction, Status
 from undelta.attacker.replays import Replay
+from undelta.engine import Moments
 from undelta.observation import Observation
 from undelta.updates import Layer, layers_of
 
@@ -39,7 +42,9 @@ class Loop:
             labels = start.labels if start else method.labels(observation, generator)
         labels = labels.to(observation.device)
         self.replay: Replay = method.replay(observation, generator)
-        self.penalties = [prior(observation, self.replay) for prior in method.priors]
+        priors = [prior(observation, self.replay) for prior in method.priors]
+        self.penalties = [prior for prior in priors if prior is not None and not isinstance(prior, OnMoments)]
+        self.on_moments = [prior.penalty for prior in priors if isinstance(prior, OnMoments)]
         self.layers = _observed(layers_of(self.replay.network.model), set(self.replay.target))
         canvas = method.canvas
         if start:
@@ -125,14 +130,15 @@ class Loop:
         with torch.enable_grad():
             images = method.canvas.images(leaves, self.observation)
             labels = self.soft_labels(leaves.get("labels"))
-        update, pullback = self.replay(images.detach(), labels.detach(), self.learned)
+        prior = self._moment_prior if self.on_moments else None
+        update, penalty_on_moments, pullback = self.replay(images.detach(), labels.detach(), self.learned, prior)
         distance, cotangent = self._distance(update)
         pulled = pullback(cotangent)
         outputs, cotangents = [images], [pulled.images]
         if pulled.labels is not None:
             outputs.append(labels)
             cotangents.append(pulled.labels)
-        loss = distance
+        loss = distance + penalty_on_moments
         with torch.enable_grad():
             terms = [part(images, labels) for part in self.penalties]
             if self.consensus is not None:
@@ -160,6 +166,9 @@ class Loop:
             self.best = (self.loss, {name: value.detach().clone() for name, value in self.variables.items()})
         return self.loss
 
+    def _moment_prior(self, moments: Mapping[str, Moments]) -> Tensor:
+        return torch.stack([prior(moments) for prior in self.on_moments]).sum()
+
     def _distance(self, update: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted distance and its cotangent; weights follow the current dummy update."""
         target = self.replay.target
@@ -169,11 +178,7 @@ class Loop:
             for layer, weight in zip(self.layers, by_layer.unbind(), strict=True)
             for name in layer.parameters
         }
-        leaves = {name: value.detach().requires_grad_() for name, value in update.items()}
-        with torch.enable_grad():
-            distance = self.method.distance(leaves, target, weights)
-            gradients = torch.autograd.grad(distance, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return distance.detach(), dict(zip(leaves, gradients, strict=True))
+        return with_cotangent(self.method.distance, update, target, weights)
 
     def result(self, status: Status, iteration: int, seconds: float, history: list[Moment]) -> Reconstruction:
         """The reconstruction at the current variables, or at those before if the last step led astray."""
@@ -211,7 +216,7 @@ class Loop:
     def _look(self) -> tuple[Tensor, Tensor, float]:
         with torch.no_grad():
             images, labels = self.images, self.soft_labels(self.variables.get("labels"))
-        update, _ = self.replay(images, labels, self.learned)
+        update = self.replay(images, labels, self.learned).update
         return images, labels, mismatch(update, self.replay.target)
 
     def state(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from undelta.attacker.priors import Prior
 from undelta.attacker.reconstruction import Iterate, Moment, Reconstruction, Status
 from undelta.attacker.replays import ReplayPart
 from undelta.attacker.weights import Uniform, WeightsPart
+from undelta.engine import ranks
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.seeding import stream
@@ -188,6 +189,8 @@ class GradientMatching:
                 if journal and journal.due:
                     journal.save(label, checkpoint())
         except KeyboardInterrupt:
+            if ranks.shared():  # the others may be elsewhere, so there is no common result
+                raise
             # The step under way may be half done, so no checkpoint now; a resumed run repeats it from the last one.
             status = "interrupted"
         seconds = time.perf_counter() - began

@@ -16,15 +16,15 @@ from torch import Tensor
 from undelta.attacker.replays import (
     NOTHING,
     Gradients,
-    Pullback,
+    Replayed,
     check_position,
     extended,
     length_or_one,
     observed_update,
 )
+from undelta.engine import MomentPrior, Network, Room, Step, rollout
 from undelta.errors import ConfigError
 from undelta.observation import Observation
-from undelta.training import Network, Step, rollout
 from undelta.updates import Update, along, inner
 
 Shape: TypeAlias = Callable[[Update, Update, Mapping[str, Tensor]], tuple[list[Update], Tensor]]
@@ -41,7 +41,6 @@ class PathReplay:
     length: float
     shape: Shape = field(repr=False)
     variables: Mapping[str, Tensor]
-    batches: tuple[Tensor, ...]
     bounds: Mapping[str, tuple[float, float]]
 
     def project(self, variables: Mapping[str, Tensor]) -> None:
@@ -50,25 +49,31 @@ class PathReplay:
             variables[name].clamp_(low, high)
 
     def __call__(
-        self, images: Tensor, labels: Tensor, variables: Mapping[str, Tensor] = NOTHING
-    ) -> tuple[Update, Pullback]:
+        self,
+        images: Tensor,
+        labels: Tensor,
+        variables: Mapping[str, Tensor] = NOTHING,
+        prior: MomentPrior | None = None,
+    ) -> Replayed:
         """The quadrature of the path's gradients."""
         leaves = {name: value.detach().requires_grad_() for name, value in (variables or self.variables).items()}
         with torch.enable_grad():
             nodes, shares = self.shape(self.start, self.target, leaves)
         rates = shares.detach() * self.length
+        step = [Step(images, labels, 1.0)]
         parts = [
             rollout(
                 self.network,
                 {name: value.detach() for name, value in node.items()},
-                [Step(images, labels, 1.0)],
+                step,
                 pull_start=bool(leaves),
-                keep=1 if len(nodes) == 1 else 0,  # one graph at a time, however many nodes
+                prior=prior and _shared(prior, len(nodes)),
+                room=Room.of(self.network, step, share=1 / len(nodes)),
             )
             for node in nodes
         ]
         update = {
-            name: torch.stack([rate * part[name] for rate, (part, _) in zip(rates, parts, strict=True)]).sum(0)
+            name: torch.stack([rate * part.update[name] for rate, part in zip(rates, parts, strict=True)]).sum(0)
             for name in self.target
         }
 
@@ -76,11 +81,11 @@ class PathReplay:
             image_gradient = torch.zeros_like(images)
             label_gradient = torch.zeros_like(labels) if labels.is_floating_point() else None
             outputs: list[Tensor] = [shares]
-            seen = [{name: part[name] for name in cotangent} for part, _ in parts]
+            seen = [{name: part.update[name] for name in cotangent} for part in parts]
             outer = [self.length * torch.stack([inner(cotangent, part) for part in seen])]
-            for node, rate, (_, pull) in zip(nodes, rates, parts, strict=True):
+            for node, rate, part in zip(nodes, rates, parts, strict=True):
                 scaled = {name: rate * value for name, value in extended(cotangent, self.start).items()}
-                pulled = pull(scaled)
+                pulled = part.pullback(scaled)
                 image_gradient += pulled.images[0]
                 if label_gradient is not None and pulled.labels[0] is not None:
                     label_gradient += pulled.labels[0]
@@ -96,7 +101,7 @@ class PathReplay:
             )
             return Gradients(image_gradient, label_gradient, dict(zip(leaves, gradients, strict=True)))
 
-        return update, pullback
+        return Replayed(update, torch.stack([part.penalty for part in parts]).sum(), pullback)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +212,6 @@ def _path(
         length=length_or_one(observation),
         shape=shape,
         variables={name: value.to(observation.device) for name, value in variables.items()},
-        batches=(torch.arange(observation.num_samples, device=observation.device),),
         bounds=bounds,
     )
 
@@ -215,6 +219,11 @@ def _path(
 def _check_nodes(nodes: int) -> None:
     if nodes < 1:
         raise ConfigError(f"expected nodes >= 1, got nodes={nodes}")
+
+
+def _shared(prior: MomentPrior, count: int) -> MomentPrior:
+    """A prior that ``count`` nodes have in common."""
+    return lambda moments: prior(moments) / count
 
 
 def _equal_shares(count: int, observation: Observation) -> Tensor:

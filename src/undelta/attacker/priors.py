@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from undelta.attacker.replays import Replay
+from undelta.engine import MomentPrior, Moments
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
 
@@ -18,10 +19,17 @@ Penalty: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(images, labels) -> a differentiable scalar."""
 
 
-class Prior(Protocol):
-    """Any callable that prepares a penalty for an observation."""
+@dataclass(frozen=True)
+class OnMoments:
+    """A penalty on what BatchNorms see on the replay's way, which has computed it anyway."""
 
-    def __call__(self, observation: Observation, replay: Replay) -> Penalty:
+    penalty: MomentPrior
+
+
+class Prior(Protocol):
+    """Any callable that prepares a penalty for an observation; None where it has nothing to say."""
+
+    def __call__(self, observation: Observation, replay: Replay) -> Penalty | OnMoments | None:
         """The penalty."""
 
 
@@ -112,45 +120,21 @@ class BatchNormStatistics:
         if self.source not in ("server", "client", "auto"):
             raise ConfigError(f"expected source 'server', 'client' or 'auto', got {self.source!r}")
 
-    def __call__(self, observation: Observation, replay: Replay) -> Penalty:
-        """The penalty, averaged over the mini-batches of the replay (not the last one only)."""
+    def __call__(self, observation: Observation, replay: Replay) -> OnMoments | None:
+        """The penalty of one mini-batch; the replay averages it over all of them, each at its own point of the path."""
         targets = batch_norm_targets(observation, self.source)
         if not targets or self.weight == 0:
-            return lambda images, labels: images.new_zeros(())
+            return None
 
-        def penalty(images: Tensor, labels: Tensor) -> Tensor:
-            parts = []
-            for indices in replay.batches:
-                inputs = batch_norm_inputs(replay, images[indices], labels[indices])
-                for name, (mean, variance) in targets.items():
-                    # Running variances are unbiased, so the dummy ones are, too.
-                    axes = [axis for axis in range(inputs[name].dim()) if axis != 1]
-                    unbiased = inputs[name].numel() > inputs[name].shape[1]
-                    batch_variance, batch_mean = torch.var_mean(inputs[name], dim=axes, correction=int(unbiased))
-                    parts.append((mean - batch_mean).norm() + (variance - batch_variance).norm())
-            return self.weight * torch.stack(parts).sum() / len(replay.batches)
+        def penalty(moments: Mapping[str, Moments]) -> Tensor:
+            # Running variances are unbiased, and so are the moments.
+            parts = [
+                (mean - moments[name].mean).norm() + (variance - moments[name].variance).norm()
+                for name, (mean, variance) in targets.items()
+            ]
+            return self.weight * torch.stack(parts).sum()
 
-        return penalty
-
-
-def batch_norm_inputs(replay: Replay, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """What every BatchNorm of the replay's network sees of a mini-batch at the replay's starting point."""
-    inputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        return lambda module, arguments: inputs.__setitem__(name, arguments[0])
-
-    hooks = [
-        module.register_forward_pre_hook(keep(name))
-        for name, module in replay.network.model.named_modules()
-        if isinstance(module, _BatchNorm)
-    ]
-    try:
-        replay.network.loss(replay.start, images, labels)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return inputs
+        return OnMoments(penalty)
 
 
 def batch_norm_targets(observation: Observation, source: Source) -> dict[str, tuple[Tensor, Tensor]]:

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from undelta.engine import MomentPrior, Network, Step, rollout
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
-from undelta.training import Network, Step, rollout
 from undelta.updates import Update, along, difference, parameters_of, scaled
 
 
@@ -29,12 +29,19 @@ class Gradients(NamedTuple):
 
 
 Pullback: TypeAlias = Callable[[Update], Gradients]
-KEPT_ACTIVATIONS = 20_000_000  # values whose graphs are kept to save time; a few hundred MB
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
+class Replayed(NamedTuple):
+    """A dummy update, a prior's penalty on what BatchNorms saw on the way, and the way back from both."""
+
+    update: Update
+    penalty: Tensor
+    pullback: Pullback
+
+
 class Replay(Protocol):
-    """``update, pullback = replay(images, labels)``: a dummy update, and the way back from it."""
+    """A dummy update of dummy data, and the way back from it."""
 
     @property
     def network(self) -> Network:
@@ -49,10 +56,6 @@ class Replay(Protocol):
         """What the dummy update is to equal; holds the observed entries only."""
 
     @property
-    def batches(self) -> tuple[Tensor, ...]:
-        """The mini-batches (indices) that cover the dummy images once."""
-
-    @property
     def variables(self) -> Mapping[str, Tensor]:
         """What the replay itself learns, at its start; empty for most."""
 
@@ -60,8 +63,12 @@ class Replay(Protocol):
         """Move learned variables back, in place, to where they make sense."""
 
     def __call__(
-        self, images: Tensor, labels: Tensor, variables: Mapping[str, Tensor] = NOTHING
-    ) -> tuple[Update, Pullback]:
+        self,
+        images: Tensor,
+        labels: Tensor,
+        variables: Mapping[str, Tensor] = NOTHING,
+        prior: MomentPrior | None = None,
+    ) -> Replayed:
         """The dummy update of these dummy data, and its pullback."""
 
 
@@ -74,18 +81,20 @@ class Chain:
     plan: tuple[tuple[Tensor, float], ...]  # (indices of a mini-batch, its learning rate), in order
     target: Update
     variables: Mapping[str, Tensor] = field(default_factory=dict)
-    keep: int = 1
-    """How many steps' graphs to keep for the pullback; more cost memory and save time."""
 
     def project(self, variables: Mapping[str, Tensor]) -> None:
         """Nothing is learned."""
 
     def __call__(
-        self, images: Tensor, labels: Tensor, variables: Mapping[str, Tensor] = NOTHING
-    ) -> tuple[Update, Pullback]:
+        self,
+        images: Tensor,
+        labels: Tensor,
+        variables: Mapping[str, Tensor] = NOTHING,
+        prior: MomentPrior | None = None,
+    ) -> Replayed:
         """The sum of the plan's steps."""
         steps = [Step(images[indices], labels[indices], rate) for indices, rate in self.plan]
-        update, pull = rollout(self.network, self.start, steps, keep=self.keep)
+        update, penalty, pull = rollout(self.network, self.start, steps, prior=prior)
 
         def pullback(cotangent: Update) -> Gradients:
             pulled = pull(extended(cotangent, self.start))
@@ -97,19 +106,7 @@ class Chain:
                     label_gradient.index_add_(0, indices, label_part)
             return Gradients(image_gradient, label_gradient, {})
 
-        return {name: update[name] for name in self.target}, pullback
-
-    @property
-    def batches(self) -> tuple[Tensor, ...]:
-        """The mini-batches of the plan up to the first that brings nothing new."""
-        seen: set[int] = set()
-        cover = []
-        for indices, _ in self.plan:
-            if seen.issuperset(indices.tolist()):
-                break
-            seen.update(indices.tolist())
-            cover.append(indices)
-        return tuple(cover)
+        return Replayed({name: update[name] for name in self.target}, penalty, pullback)
 
 
 class ReplayPart(Protocol):
@@ -182,7 +179,6 @@ class InterpolatedEpoch:
             start=along(start, update, self.position),
             plan=tuple((batch, observation.learning_rate) for batch in batches),
             target=scaled(update, 1 / observation.epochs),
-            keep=_graphs(network, observation, sizes[0]),
         )
 
 
@@ -234,14 +230,7 @@ class CoarseRollout:
         network, start, update = observed_update(observation)
         everything = torch.arange(observation.num_samples, device=observation.device)
         rate = observation.path_length / self.steps
-        keep = _graphs(network, observation, observation.num_samples)
-        plan = ((everything, rate),) * self.steps
-        return Chain(network=network, start=start, plan=plan, target=update, keep=keep)
-
-
-def _graphs(network: Network, observation: Observation, batch: int) -> int:
-    """How many steps' graphs may be kept at once; at least one."""
-    return max(1, KEPT_ACTIVATIONS // max(1, batch * network.activations(observation.image.shape)))
+        return Chain(network=network, start=start, plan=((everything, rate),) * self.steps, target=update)
 
 
 def length_or_one(observation: Observation) -> float:

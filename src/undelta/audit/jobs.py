@@ -29,7 +29,9 @@ from undelta.audit.trial import Trial, run
 from undelta.client.disclose import disclose
 from undelta.client.private import load_private, save_private
 from undelta.client.scenario import Scenario
-from undelta.errors import ConfigError, DataError, UndeltaError
+from undelta.engine import ranks
+from undelta.engine.devices import device_of
+from undelta.errors import ConfigError, DataError, RankFailure, UndeltaError
 from undelta.evaluation.score import score
 from undelta.observation import Observation
 from undelta.recording import FORMAT, digest_of, load_observation, read_tensors, save_observation, write_tensors
@@ -65,28 +67,42 @@ def attack_job(
     model: str | None = None,
     overwrite: bool = False,
     checkpoint_seconds: float = 30.0,
+    device: str = "auto",
     watch: Watch | None = None,
 ) -> Record:
     """Attack an observation file; the truth is nowhere near.
 
-    The same call after a crash or Ctrl-C goes on from the last checkpoint and ends with the same images.
+    The same call after a crash or Ctrl-C goes on from the last checkpoint and ends with the same images. Under
+    ``torchrun`` all processes make this call and share the work; the first one reads and writes the files in ``out``.
     """
     method = make_attack(attack, arguments)
     observation = load_observation(observation_path, model=model)
-    check_directory(out, overwrite=overwrite)
     key = _key(observation, attack, arguments, seed)
-    reset_peak_memory()
+    observation = observation.to(device_of(device))
     fresh = not out.exists()
-    make_directory(out)
-    if overwrite:
-        (out / CHECKPOINT).unlink(missing_ok=True)
+    ranks.join()
+    if ranks.rank() == 0:
+        check_directory(out, overwrite=overwrite)
+        make_directory(out)
+        if overwrite:
+            (out / CHECKPOINT).unlink(missing_ok=True)
+    reset_peak_memory()
     journal = Journal(out / CHECKPOINT, key=key, seconds=checkpoint_seconds)
     try:
         reconstruction = method(observation, seed=seed, watch=watch, journal=journal)
+    except RankFailure as problem:
+        raise RankFailure(f"{problem}; {_resume(out)}") from None
     except UndeltaError:
-        if fresh and not any(out.iterdir()):
+        if ranks.rank() == 0 and fresh and not any(out.iterdir()):
             out.rmdir()  # refused before any work: leave nothing behind
         raise
+    except RuntimeError as problem:
+        if not ranks.shared():
+            raise
+        reason = str(problem).partition("\n")[0]
+        raise RankFailure(f"lost touch with another of this run's processes ({reason}); {_resume(out)}") from problem
+    first = ranks.rank() == 0
+    ranks.leave()
     record = make_record(
         attack=attack,
         arguments=arguments,
@@ -95,9 +111,11 @@ def attack_job(
         reconstruction=reconstruction,
         observation=observation,
     )
+    if not first:
+        return record
     write_tensors(
         out / RECONSTRUCTION,
-        {"images": reconstruction.images, "labels": reconstruction.labels},
+        {"images": reconstruction.images.cpu(), "labels": reconstruction.labels.cpu()},
         {"format": FORMAT, "kind": "reconstruction"},
     )
     write_sheet(out / "reconstruction.png", [("reconstruction", reconstruction.images)])
@@ -105,6 +123,10 @@ def attack_job(
     if reconstruction.status != "interrupted":
         journal.close()
     return record
+
+
+def _resume(out: Path) -> str:
+    return f"the last checkpoint is {out / CHECKPOINT}, and the same command goes on from there"
 
 
 def _key(observation: Observation, attack: str, arguments: Mapping[str, Any], seed: int) -> str:

@@ -80,7 +80,7 @@ def _best_order(observation: Observation, images: Tensor, labels: Tensor) -> tup
     inputs = observation.image.normalize(images)
 
     def explained(order: Tensor) -> float:
-        return mismatch(replay(inputs, order)[0], replay.target)
+        return mismatch(replay(inputs, order).update, replay.target)
 
     best, budget = explained(labels), MOST_SWAPS
     improved = True

@@ -21,7 +21,7 @@ from undelta.observation import Observation
 from undelta.seeding import stream
 from undelta.updates import Update
 
-MACRO_STEPS = (3, 5, 10, 20)
+MACRO_STEPS = (5, 10, 20)
 RESOLVED = 0.01  # twice as many macro-steps change the simulated update by no more than this cosine distance
 
 
@@ -68,7 +68,7 @@ def resolving_steps(observation: Observation, guess: Reconstruction) -> int:
 
     def simulated(count: int) -> Update:
         replay = CoarseRollout(steps=count)(observation, stream("attacker", "resolving"))
-        return replay(observation.image.normalize(guess.images), guess.labels)[0]
+        return replay(observation.image.normalize(guess.images), guess.labels).update
 
     for count in MACRO_STEPS[:-1]:
         if mismatch(simulated(count), simulated(2 * count)) <= RESOLVED:

@@ -1,0 +1,89 @@
+"""Mean and variance of what BatchNorms see, over all parts of a mini-batch, and a prior's way back to each part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from undelta.engine import ranks
+
+
+class Moments(NamedTuple):
+    """One BatchNorm's input, per channel: its mean and (unbiased) variance, or a function's derivatives by them."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+MomentPrior: TypeAlias = Callable[[Mapping[str, Moments]], Tensor]
+"""A differentiable penalty on the moments of a mini-batch, by BatchNorm."""
+
+
+class Tally:
+    """Collects one mini-batch's moments part by part, then says what a prior wants of each part."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, float] = {}
+        self._means: dict[str, Tensor] = {}
+        self._squares: dict[str, Tensor] = {}  # sums of squared deviations from the mean
+        self._slopes: dict[str, Moments] = {}
+
+    def add(self, inputs: Mapping[str, Tensor]) -> None:
+        """One part of the mini-batch; deviations are merged, not squares, which would cancel."""
+        for name, values in inputs.items():
+            axes = [axis for axis in range(values.dim()) if axis != 1]
+            count = values.numel() / values.shape[1]
+            variance, mean = torch.var_mean(values, axes, correction=0)
+            if name not in self._counts:
+                self._counts[name], self._means[name], self._squares[name] = count, mean, variance * count
+                continue
+            before, total = self._counts[name], self._counts[name] + count
+            gap = mean - self._means[name]
+            self._means[name] = self._means[name] + gap * (count / total)
+            self._squares[name] = self._squares[name] + variance * count + gap.square() * (before * count / total)
+            self._counts[name] = total
+
+    def _over_ranks(self) -> None:
+        if not ranks.shared():
+            return
+        for name, own in self._means.items():
+            count = own.new_tensor([self._counts[name]])
+            mean = own * count
+            ranks.sum_over_ranks([count, mean])
+            mean = mean / count
+            squares = self._squares[name] + (own - mean).square() * self._counts[name]
+            ranks.sum_over_ranks([squares])
+            self._counts[name], self._means[name], self._squares[name] = float(count), mean, squares
+
+    def penalty(self, prior: MomentPrior) -> Tensor:
+        """The prior's value, once all parts are in."""
+        self._over_ranks()
+        moments = {
+            name: Moments(
+                mean.detach().requires_grad_(),
+                (self._squares[name] / max(self._counts[name] - 1, 1)).detach().requires_grad_(),
+            )
+            for name, mean in self._means.items()
+        }
+        with torch.enable_grad():
+            value = prior(moments)
+        if not value.requires_grad:  # a network without BatchNorm
+            return value
+        leaves = [leaf for pair in moments.values() for leaf in pair]
+        slopes = iter(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
+        self._slopes = {name: Moments(next(slopes), next(slopes)) for name in moments}
+        return value.detach()
+
+    def sources(self, inputs: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+        """The penalty's gradient by one part's values, times ``factor``."""
+        result = {}
+        for name, values in inputs.items():
+            shape = (1, -1, *[1] * (values.dim() - 2))
+            count = self._counts[name]
+            scale = self._slopes[name].variance * (2 * factor / max(count - 1, 1))
+            shift = self._slopes[name].mean * (factor / count) - scale * self._means[name]
+            result[name] = torch.addcmul(shift.view(shape), values, scale.view(shape))
+        return result

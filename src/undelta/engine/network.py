@@ -1,0 +1,204 @@
+"""A model as a pure function of its parameters: a mini-batch's gradient, and that gradient's derivatives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from undelta.engine import losses, ranks
+from undelta.engine.program import Pull, Sweep
+from undelta.engine.tracing import trace
+from undelta.training import LOSSES, LocalTraining
+from undelta.updates import Update, inner
+
+
+class Tape(Protocol):
+    """One mini-batch at one point: its gradient, and the way back through it."""
+
+    @property
+    def gradient(self) -> Update:
+        """G = ∇θ of the loss; empty where it was not wanted."""
+
+    def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Tensor] | None = None) -> Pull:
+        """The derivatives of ⟨mu, g⟩, plus what ``sources`` feed into the inputs of BatchNorms, by name.
+
+        Those by the parameters only where asked, since they cost the most.
+        """
+
+    def norm_inputs(self) -> dict[str, Tensor]:
+        """What every BatchNorm saw, by name."""
+
+
+class Network:
+    """A model, its loss and its mode, ready to be evaluated at any parameters.
+
+    A module made of well-known layers is traced once, and its derivatives are swept by hand (`program`); any other is
+    left to autograd. Both give the same numbers, the first one faster.
+    """
+
+    def __init__(self, model: nn.Module, training: LocalTraining) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self.model.train(training.norm_mode == "train")
+        for module in self.model.modules():
+            if isinstance(module, _BatchNorm) and module.training:
+                module.track_running_stats = False  # batch statistics only; leave the buffers alone
+            # Nobody can replay the client's hidden dropout masks.
+            if isinstance(module, _DropoutNd):
+                module.eval()
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+        if ranks.shared():
+            ranks.share_statistics(self.model)
+        self._loss, self._derivatives = LOSSES[training.loss], losses.LOSSES[training.loss]
+        self._program = trace(self.model)
+        self._checked = False
+        self._couples: bool | None = None
+        self._activations: dict[tuple[int, int, int], int] = {}
+        self._constants = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    def outputs(self, parameters: Update, images: Tensor) -> Tensor:
+        """The model's outputs at the given parameters."""
+        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
+            outputs: Tensor = functional_call(self.model, parameters, (images,))
+        return outputs
+
+    def loss(self, parameters: Update, images: Tensor, labels: Tensor) -> Tensor:
+        """The mini-batch's mean loss at the given parameters."""
+        return self._loss(self.outputs(parameters, images), labels)
+
+    def gradient(self, parameters: Update, images: Tensor, labels: Tensor) -> Update:
+        """∇θ of the loss."""
+        return self.tape(parameters, images, labels).gradient
+
+    def tape(self, point: Update, images: Tensor, labels: Tensor, *, share: float = 1.0, gradient: bool = True) -> Tape:
+        """The mini-batch's mean loss times ``share``, differentiated; without ``gradient``, only for its pull."""
+        point = {name: value.detach() for name, value in point.items()}
+        images, labels = images.detach().contiguous(), labels.detach()
+        with torch.no_grad():
+            if self._program and not self._checked:
+                self._check(point, images, labels)
+            if self._program:
+                given = (self._program, self._derivatives, self._constants, point, images, labels)
+                return Sweep(*given, share=share, gradient=gradient)
+        return AutogradTape(self, point, images, labels, share)
+
+    def _check(self, point: Update, images: Tensor, labels: Tensor) -> None:
+        """Give the traced operations up if they do not do what the module does: it may do more than a trace shows."""
+        assert self._program is not None  # noqa: S101
+        told = self.outputs(point, images)
+        try:
+            swept = Sweep(self._program, self._derivatives, self._constants, point, images, labels).outputs
+            same = swept.shape == told.shape and _near(swept, told)
+        except RuntimeError:  # shapes that do not fit
+            same = False
+        if not same:
+            self._program = None
+        self._checked = True
+
+    def couples(self, images: Tensor) -> bool:
+        """Whether the samples of a mini-batch see one another, so that it cannot be cut into parts."""
+        if self._couples is None:
+            if self._program:
+                self._couples = self._program.couples
+            elif any(isinstance(module, _BatchNorm) and module.training for module in self.model.modules()):
+                self._couples = True
+            else:  # a custom layer may do anything: ask it
+                parameters: Update = dict(self.model.named_parameters())
+                with torch.no_grad():
+                    together, alone = (self.outputs(parameters, part) for part in (images[:2], images[:1]))
+                self._couples = not _near(together[:1], alone)
+        return self._couples
+
+    def activations(self, image_shape: tuple[int, int, int]) -> int:
+        """How many values the modules put out for one image: what a tape of it has to hold, about."""
+        if image_shape in self._activations:
+            return self._activations[image_shape]
+        counts: list[int] = []
+
+        def count(module: nn.Module, inputs: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                counts.append(output.numel())
+
+        leaves = [module for module in self.model.modules() if not list(module.children())]
+        hooks = [module.register_forward_hook(count) for module in leaves]
+        parameter = next(self.model.parameters())
+        try:
+            with torch.no_grad():  # two images, since BatchNorm may refuse one
+                self.model(torch.zeros(2, *image_shape, dtype=parameter.dtype, device=parameter.device))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._activations[image_shape] = sum(counts) // 2
+        return self._activations[image_shape]
+
+
+def _near(found: Tensor, expected: Tensor) -> bool:
+    tolerance = torch.finfo(expected.dtype).eps ** 0.5 * float(expected.abs().max())
+    return torch.allclose(found, expected, rtol=0.0, atol=tolerance)
+
+
+class AutogradTape:
+    """A tape for any module: double backward."""
+
+    def __init__(self, network: Network, point: Update, images: Tensor, labels: Tensor, share: float) -> None:
+        self.point = {name: value.detach().requires_grad_() for name, value in point.items()}
+        self.images = images.detach().requires_grad_()
+        self.labels = labels.detach().requires_grad_(labels.is_floating_point())
+        self._norm_inputs: dict[str, Tensor] = {}
+        hooks = [
+            module.register_forward_pre_hook(self._keep(name))
+            for name, module in network.model.named_modules()
+            if isinstance(module, _BatchNorm)
+        ]
+        try:
+            with torch.enable_grad():
+                loss = network.loss(self.point, self.images, self.labels) * share
+                # A parameter that the loss ignores has gradient zero; it is not an error.
+                gradients = torch.autograd.grad(
+                    loss, list(self.point.values()), create_graph=True, allow_unused=True, materialize_grads=True
+                )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._gradient = dict(zip(self.point, gradients, strict=True))
+
+    def _keep(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            self._norm_inputs[name] = arguments[0]
+
+        return hook
+
+    @property
+    def gradient(self) -> Update:
+        """G = ∇θ of the loss."""
+        return {name: value.detach() for name, value in self._gradient.items()}
+
+    def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Tensor] | None = None) -> Pull:
+        """The derivatives of ⟨mu, g⟩ and of the sources."""
+        wanted = [self.images]
+        if self.labels.requires_grad:
+            wanted.append(self.labels)
+        if parameters:
+            wanted.extend(self.point.values())
+        with torch.enable_grad():
+            outputs = [inner(self._gradient, mu)]
+        cotangents = [torch.ones_like(outputs[0])]
+        for name, source in (sources or {}).items():
+            outputs.append(self._norm_inputs[name])
+            cotangents.append(source)
+        pulled = list(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True, materialize_grads=True))
+        images = pulled.pop(0)
+        labels = pulled.pop(0) if self.labels.requires_grad else None
+        return Pull(images, labels, dict(zip(self.point, pulled, strict=True)) if parameters else None)
+
+    def norm_inputs(self) -> dict[str, Tensor]:
+        """What every BatchNorm saw."""
+        return {name: value.detach() for name, value in self._norm_inputs.items()}
