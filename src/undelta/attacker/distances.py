@@ -90,7 +90,7 @@ def _cosine_with_cotangent(dummy: Update, target: Update, weights: Weights) -> t
     turn = torch.where(square > tiny, product / square, torch.zeros_like(product))
     factors = torch.stack([weights[name] for name in dummy]) / size
     cotangent = {
-        name: torch.addcmul(target[name] * -factor, value, factor * turn)
+        name: (target[name] * -factor).addcmul_(value, factor * turn)
         for (name, value), factor in zip(dummy.items(), factors.unbind(), strict=True)
     }
     return 1 - product / size, cotangent

@@ -22,6 +22,18 @@ MomentPrior: TypeAlias = Callable[[Mapping[str, Moments]], Tensor]
 """A differentiable penalty on the moments of a mini-batch, by BatchNorm."""
 
 
+def sum_per_channel(values: Tensor) -> Tensor:
+    """(N, C, ...) -> (C,). In two reductions, which are much faster on the CPU than one over several axes."""
+    return values.sum(0) if values.dim() == 2 else values.flatten(2).sum(2).sum(0)
+
+
+def mean_and_squares(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Per channel: the mean, and the sum of squared deviations from it."""
+    mean = sum_per_channel(values) * (values.shape[1] / values.numel())
+    centered = values - mean.view(1, -1, *[1] * (values.dim() - 2))
+    return mean, sum_per_channel(centered.square_())
+
+
 class Tally:
     """Collects one mini-batch's moments part by part, then says what a prior wants of each part."""
 
@@ -34,16 +46,15 @@ class Tally:
     def add(self, inputs: Mapping[str, Tensor]) -> None:
         """One part of the mini-batch; deviations are merged, not squares, which would cancel."""
         for name, values in inputs.items():
-            axes = [axis for axis in range(values.dim()) if axis != 1]
             count = values.numel() / values.shape[1]
-            variance, mean = torch.var_mean(values, axes, correction=0)
+            mean, squares = mean_and_squares(values)
             if name not in self._counts:
-                self._counts[name], self._means[name], self._squares[name] = count, mean, variance * count
+                self._counts[name], self._means[name], self._squares[name] = count, mean, squares
                 continue
             before, total = self._counts[name], self._counts[name] + count
             gap = mean - self._means[name]
             self._means[name] = self._means[name] + gap * (count / total)
-            self._squares[name] = self._squares[name] + variance * count + gap.square() * (before * count / total)
+            self._squares[name] = self._squares[name] + squares + gap.square() * (before * count / total)
             self._counts[name] = total
 
     def _over_ranks(self) -> None:
@@ -85,5 +96,5 @@ class Tally:
             count = self._counts[name]
             scale = self._slopes[name].variance * (2 * factor / max(count - 1, 1))
             shift = self._slopes[name].mean * (factor / count) - scale * self._means[name]
-            result[name] = torch.addcmul(shift.view(shape), values, scale.view(shape))
+            result[name] = (values * scale.view(shape)).add_(shift.view(shape))
         return result

@@ -25,7 +25,7 @@ class Tape(Protocol):
 
     @property
     def gradient(self) -> Update:
-        """G = ∇θ of the loss; empty where it was not wanted."""
+        """∇θ of the loss, the caller's to change; empty where it was not wanted."""
 
     def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Tensor] | None = None) -> Pull:
         """The derivatives of ⟨mu, g⟩, plus what ``sources`` feed into the inputs of BatchNorms, by name.
@@ -178,8 +178,8 @@ class AutogradTape:
 
     @property
     def gradient(self) -> Update:
-        """G = ∇θ of the loss."""
-        return {name: value.detach() for name, value in self._gradient.items()}
+        """∇θ of the loss."""
+        return {name: value.detach().clone() for name, value in self._gradient.items()}  # the graph needs its own
 
     def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Tensor] | None = None) -> Pull:
         """The derivatives of ⟨mu, g⟩ and of the sources."""

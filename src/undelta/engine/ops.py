@@ -94,11 +94,18 @@ class Convolution:
         )
         return result[0], result[1]
 
-    def _input_adjoint(self, delta: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
-        """Wᵀ δ."""
+    def _input_adjoint(self, inputs: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
+        """Σ Wᵀ δ over pairs of δ and W."""
+        weight = pairs[0][1]
         if self.groups > 1 or inputs.shape[1] > SMALL_INPUT:
-            return self._adjoint(delta, inputs, weight, (True, False))[0]
-        columns = weight.flatten(1).t() @ delta.flatten(2)
+            parts = [self._adjoint(delta, inputs, weight, (True, False))[0] for delta, weight in pairs]
+            return parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
+        columns: Tensor | None = None
+        for delta, each in pairs:
+            transposed = each.flatten(1).t().expand(len(delta), -1, -1)
+            deltas = delta.flatten(2)
+            columns = transposed @ deltas if columns is None else columns.baddbmm_(transposed, deltas)
+        assert columns is not None  # noqa: S101
         return F.fold(columns, inputs.shape[2:], weight.shape[2:], self.dilation, self.padding, self.stride)
 
     def _weight_adjoint(self, delta: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
@@ -121,7 +128,7 @@ class Convolution:
     def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
         """Wᵀ δ, and δ ⊗ x."""
         (values,) = cell.saved
-        adjoint = self._input_adjoint(delta, values, at[self.weight]) if inputs else None
+        adjoint = self._input_adjoint(values, (delta, at[self.weight])) if inputs else None
         if not parameters:
             return Back((adjoint,), {})
         gradient = self._weight_adjoint(delta, values, at[self.weight])
@@ -144,9 +151,10 @@ class Convolution:
         """Wᵀ δ̇ + μᵀ δ, and δ̇ ⊗ x + δ ⊗ ẋ."""
         (values,), delta = cell.saved, cell.delta
         assert delta is not None  # noqa: S101
-        adjoint = self._input_adjoint(delta_dot, values, at[self.weight])
+        pairs = [(delta_dot, at[self.weight])]
         if self.weight in mu:
-            adjoint = adjoint.add_(self._input_adjoint(delta, values, mu[self.weight]))
+            pairs.append((delta, mu[self.weight]))
+        adjoint = self._input_adjoint(values, *pairs)
         if not parameters:
             return Back((adjoint,), {})
         pair = delta_dot, values

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from undelta.engine.losses import Loss
+from undelta.engine.norms import BatchNorm, FixedNorm
 from undelta.engine.ops import Cell, Maybe, Operation
 from undelta.updates import Update
 
@@ -125,7 +126,12 @@ class Sweep:
 
     def norm_inputs(self) -> dict[str, Tensor]:
         """What every BatchNorm saw."""
-        return {name: self.cells[index].saved[0] for name, index in self.program.norms.items()}
+        inputs = {}
+        for name, index in self.program.norms.items():
+            operation = self.program.nodes[index].operation
+            assert isinstance(operation, BatchNorm | FixedNorm)  # noqa: S101
+            inputs[name] = operation.norm_input(self.cells[index])
+        return inputs
 
     def _adjoints(self, last: Tensor) -> dict[int, Tensor]:
         return {self.program.output: last}

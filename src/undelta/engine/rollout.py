@@ -113,7 +113,11 @@ def rollout(
             images.append(pulled.images * -rate)
             labels.append(None if pulled.labels is None else pulled.labels * -rate)
             if pulled.parameters is not None:
-                mu = {name: torch.sub(mu[name], value, alpha=rate) for name, value in pulled.parameters.items()}
+                if mu is cotangent:
+                    mu = {name: value.clone() for name, value in cotangent.items()}
+                torch._foreach_add_(
+                    [mu[name] for name in pulled.parameters], list(pulled.parameters.values()), alpha=-rate
+                )
         # Every rank has the cotangents of its own samples; the others' are zero.
         ranks.sum_over_ranks([*images, *[part for part in labels if part is not None]])
         end = {name: mu[name] - cotangent[name] for name in mu} if pull_start else None
@@ -144,7 +148,11 @@ class _Path:
             gradient = self._gradient(index, point, first=True)
             if self.prior:
                 self.penalty = self.penalty + self._tallies[index].penalty(self.prior) / len(self.steps)
-            update = self._moved(gradient, update, scale=-step.learning_rate)
+            if index == 0:
+                update = gradient  # ours to change, unlike the points, which are kept
+                torch._foreach_mul_(list(update.values()), -step.learning_rate)
+            else:
+                torch._foreach_add_(list(update.values()), list(gradient.values()), alpha=-step.learning_rate)
         return update
 
     def points_backward(self) -> Iterator[tuple[int, Update]]:

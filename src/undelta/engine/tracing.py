@@ -143,8 +143,10 @@ def _mean_pool(module: Any, names: Mapping[int, str]) -> Operation:
     )
     kernel, stride, padding = arguments[:3]
     plain = kernel == stride and padding == (0, 0) and not module.ceil_mode and module.divisor_override is None
+    if plain:
+        return Fixed(apply=partial(_tile_means, kernel=kernel), transpose=partial(_tile_spread, kernel=kernel))
     return Fixed(
-        apply=partial(_tile_means, kernel=kernel) if plain else lambda values: F.avg_pool2d(values, *arguments),
+        apply=lambda values: F.avg_pool2d(values, *arguments),
         transpose=lambda delta, values: aten.avg_pool2d_backward(delta, values, *arguments),
     )
 
@@ -155,6 +157,18 @@ def _tile_means(values: Tensor, *, kernel: tuple[int, int]) -> Tensor:
     values = values[..., :rows, :columns]
     down = _sum(values[..., start :: kernel[0], :] for start in range(kernel[0]))
     return _sum(down[..., start :: kernel[1]] for start in range(kernel[1])).div_(kernel[0] * kernel[1])
+
+
+def _tile_spread(delta: Tensor, values: Tensor, *, kernel: tuple[int, int]) -> Tensor:
+    """The adjoint of `_tile_means`."""
+    rows, columns = (count * side for count, side in zip(delta.shape[2:], kernel, strict=True))
+    make = torch.empty_like if (rows, columns) == tuple(values.shape[2:]) else torch.zeros_like
+    adjoint = make(values, memory_format=torch.contiguous_format)
+    part = delta / (kernel[0] * kernel[1])
+    for down in range(kernel[0]):
+        for right in range(kernel[1]):
+            adjoint[..., down : rows : kernel[0], right : columns : kernel[1]] = part
+    return adjoint
 
 
 def _adaptive_mean_pool(module: Any, names: Mapping[int, str]) -> Operation:
