@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import torch
 from halves import ROWS, rows_of
 
 from undelta.audit.record import SCHEMA
-from undelta.audit.trial import Trial, run
+from undelta.audit.trial import Outcome, Trial, run
 from undelta.client.scenario import Scenario
+from undelta.evaluation.score import score
 from undelta.recording import write_bytes
 
 CASES: dict[str, dict[str, Any]] = {
@@ -47,9 +49,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "awa, approximation": ("awa", {"steps": 1000, "form": "approximation"}),
     "awa, linear": ("awa", {"steps": 1000, "form": "linear"}),
     "awa, enhanced": ("awa", {"steps": 1000}),
-    "dlg": ("dlg", {"steps": 40}),
-    "cpl": ("cpl", {"steps": 40}),
-    "idlg": ("idlg", {"steps": 40, **KNOWN}),
+    "dlg": ("dlg", {"steps": 20}),
+    "cpl": ("cpl", {"steps": 20}),
+    "idlg": ("idlg", {"steps": 20, **KNOWN}),
     "gradinversion": ("gradinversion", {"steps": 250, "group": 4, **KNOWN}),
     "geng": ("geng", {"steps": 100, **KNOWN}),
     "agic": ("agic", {"steps": 100}),
@@ -90,13 +92,29 @@ def measure(case: str, name: str, data: str, seed: int, out: Path) -> None:
         return
     attack, arguments = RUNS[name]
     scenario = Scenario(data=data, **CASES[case])
-    record = run(Trial(scenario=scenario, attack=attack, arguments=arguments, seed=seed)).record
-    record["name"] = name
+    outcome = run(Trial(scenario=scenario, attack=attack, arguments=arguments, seed=seed))
+    record = {**outcome.record, "name": name, "curve": curve(outcome)}
     record["scenario"]["data"] = Path(data).name  # where it lies on this machine is nobody's business
     record["history"] = record["history"][::10]
     records = [*load(out), record]
     write_bytes(out, json.dumps({"schema": SCHEMA, "case": case, "records": records}, indent=1).encode())
     print(f"{name} seed {seed}: {record['psnr']:.2f} dB in {record['seconds']:.0f} s", flush=True)
+
+
+def curve(outcome: Outcome) -> list[tuple[float, float]]:
+    """Seconds and PSNR of the saved iterates and the result, computed after the run; no attack ever sees it."""
+    points = []
+    for iterate in outcome.reconstruction.iterates:
+        images = (iterate.images / 255).to(outcome.private.images)
+        scored = score(replace(outcome.reconstruction, images=images), outcome.private)
+        points.append((iterate.seconds, scored.psnr))
+    return [*points, (outcome.reconstruction.seconds, outcome.score.psnr)]
+
+
+def time_to(record: dict[str, Any], psnr: float) -> float | None:
+    """The seconds until a run was, and stayed, at least this good."""
+    late = [seconds for seconds, value in record["curve"] if value < psnr]
+    return next((seconds for seconds, _ in record["curve"] if not late or seconds > late[-1]), None)
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -125,6 +143,15 @@ def table(records: list[dict[str, Any]]) -> str:
             if (row["name"], other["name"]) == (name, "sme") and row["seed"] == other["seed"]
         ]
         lines.append(f"{name}: {ratio:.2f} of sme's time, {statistics.mean(gains):+.2f} dB in the mean.")
+        reached = [
+            (time_to(row, other["psnr"]), other["seconds"])
+            for row in records
+            for other in records
+            if (row["name"], other["name"]) == (name, "sme") and row["seed"] == other["seed"] and "curve" in row
+        ]
+        if reached:
+            shares = ", ".join("never" if time is None else f"{time / whole:.2f}" for time, whole in reached)
+            lines.append(f"{name}: at sme's final PSNR after {shares} of its time (one number per seed).")
     return "\n".join(lines)
 
 

@@ -257,18 +257,18 @@ class Smooth:
         return cell.saved[0]
 
     def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
-        """F' δ."""
+        """The slope times δ: f' δ."""
         return Back((self.slope(cell.saved[0]) * delta if inputs else None,), {})
 
     def tangent(self, cell: Cell, at: Parameters, mu: Parameters, *tangents: Maybe) -> Maybe:
-        """F' ẋ."""
+        """The slope times ẋ: f' ẋ."""
         cell.tangent = tangents[0]
         return None if cell.tangent is None else self.slope(cell.saved[0]) * cell.tangent
 
     def backward_tangent(
         self, cell: Cell, at: Parameters, mu: Parameters, delta_dot: Tensor, *, parameters: bool
     ) -> Back:
-        """F' δ̇ + f'' ẋ δ."""
+        """Slope and bend: f' δ̇ + f'' ẋ δ."""
         slope = self.slope(cell.saved[0])
         adjoint = slope * delta_dot
         if cell.tangent is not None and cell.delta is not None:
@@ -312,7 +312,7 @@ class Sum:
     """x + x', as where a shortcut joins."""
 
     def forward(self, cell: Cell, at: Parameters, *inputs: Tensor) -> Tensor:
-        """X + x'."""
+        """The sum x + x'."""
         return inputs[0] + inputs[1]
 
     def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:

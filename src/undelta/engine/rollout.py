@@ -194,31 +194,36 @@ class _Path:
         """The mini-batch's gradient; on the first walk tapes are kept and moments counted."""
         total: Update = {}
         for part in self._parts(index):
-            tape = self._tape(index, point, part, gradient=True)
-            total = self._moved(tape.gradient, total)
-            if first:
-                if self.prior:
-                    self._tallies[index].add(tape.norm_inputs())
-                self._tapes[index, part.start] = tape
-                if len(self._tapes) > self.room.tapes:
-                    del self._tapes[next(iter(self._tapes))]
+            if first and len(self._tapes) >= self.room.tapes:
+                del self._tapes[next(iter(self._tapes))]  # before there is another one
+            gradient = self._part_gradient(index, point, part, first=first)
+            if total:
+                torch._foreach_add_(list(total.values()), list(gradient.values()))
+            else:
+                total = gradient
         if ranks.shared():
             total = total or {name: torch.zeros_like(value) for name, value in point.items()}
             ranks.sum_over_ranks(total.values())
         return total
 
+    def _part_gradient(self, index: int, point: Update, part: slice, *, first: bool) -> Update:
+        tape = self._tape(index, point, part, gradient=True)
+        if first:
+            self._tapes[index, part.start] = tape
+            if self.prior:
+                self._tallies[index].add(tape.norm_inputs())
+        gradient = dict(tape.gradient)
+        tape.gradient.clear()  # a kept tape need not keep it
+        return gradient
+
     def pull(self, index: int, point: Update, mu: Update, *, parameters: bool) -> Pull:
         """The derivatives of ⟨mu, g⟩ at one step, and of the prior."""
-        images, labels, rate = self.steps[index]
+        images, labels, _ = self.steps[index]
         image_part = torch.zeros_like(images)
         label_part = torch.zeros_like(labels) if labels.is_floating_point() else None
         total: Update = {}
         for part in reversed(self._parts(index)):
-            tape = self._tapes.pop((index, part.start), None) or self._tape(index, point, part, gradient=False)
-            sources = None
-            if self.prior:  # the caller multiplies by −η
-                sources = self._tallies[index].sources(tape.norm_inputs(), -1 / (rate * len(self.steps)))
-            pulled = tape.pull(mu, parameters=parameters, sources=sources)
+            pulled = self._pull_part(index, point, part, mu, parameters=parameters)
             image_part[part] = pulled.images
             if label_part is not None and pulled.labels is not None:
                 label_part[part] = pulled.labels
@@ -228,3 +233,11 @@ class _Path:
             total = total or {name: torch.zeros_like(value) for name, value in point.items()}
             ranks.sum_over_ranks(total.values())
         return Pull(image_part, label_part, total if parameters else None)
+
+    def _pull_part(self, index: int, point: Update, part: slice, mu: Update, *, parameters: bool) -> Pull:
+        tape = self._tapes.pop((index, part.start), None) or self._tape(index, point, part, gradient=False)
+        sources = None
+        if self.prior:  # the caller multiplies by −η
+            factor = -1 / (self.steps[index].learning_rate * len(self.steps))
+            sources = self._tallies[index].sources(tape.norm_inputs(), factor)
+        return tape.pull(mu, parameters=parameters, sources=sources)
