@@ -37,7 +37,7 @@ epochs = 2
 batches = 2
 learning_rate = 0.01
 """
-COMMANDS = ["demo", "simulate", "attack", "score", "list"]
+COMMANDS = ["demo", "simulate", "attack", "score", "list", "weights", "report", "audit"]
 QUICK = ["--steps", "12", "--set", "rollout_steps=3"]
 HELP_SECONDS = 0.4
 
@@ -50,7 +50,7 @@ class Finished:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "UNDELTA_LPIPS": ""}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "UNDELTA_LPIPS": "", "XDG_CACHE_HOME": os.devnull}
 
 
 def undelta(*words: str | Path) -> Finished:
@@ -127,6 +127,8 @@ def test_simulate_attack_and_score_work_in_a_row(run: Run) -> None:
     assert "trained on 2 images of faces" in run.printed["simulate"].out
     assert "n/a" in run.printed["attack"].out
     assert "PSNR" in run.printed["score"].out
+    assert "undelta weights lpips" in run.printed["score"].out
+    assert "undelta weights lpips" not in run.printed["attack"].out  # nothing is scored yet
     record = json.loads((run.out / "results.json").read_text())["records"][0]
     assert (record["attack"], record["seed"], record["status"]) == ("strongest", 7, "completed")
     assert record["iterations"] == 15

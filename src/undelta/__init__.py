@@ -1,3 +1,122 @@
-"""Measure how much private training data a federated-learning update reveals."""
+"""Measure how much private training data a federated-learning update reveals.
+
+The names below are all that most users need. They are loaded when first used, since torch takes seconds to import and
+``undelta --help`` does not need it. Code inside the package imports from the modules themselves, never from here: the
+import contract sees these imports, too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from undelta.attacker.attacks import (
+        ATTACKS,
+        agic,
+        analytic,
+        awa,
+        cpl,
+        dlfa,
+        dlg,
+        geng,
+        geng_gradient,
+        gias,
+        gradinversion,
+        idlg,
+        idlg_fedavg,
+        ig,
+        sapag,
+        sme,
+        strongest,
+    )
+    from undelta.attacker.matching import GradientMatching, Phases
+    from undelta.attacker.reconstruction import Reconstruction
+    from undelta.audit.pictures import write_sheet
+    from undelta.audit.record import write_results
+    from undelta.audit.trial import Trial, run
+    from undelta.client.disclose import disclose
+    from undelta.client.private import Private
+    from undelta.client.scenario import Scenario
+    from undelta.errors import MissingKnowledge, UndeltaError
+    from undelta.evaluation.score import Score, score
+    from undelta.observation import Observation
+    from undelta.recording import load_observation, save_observation
+    from undelta.report.write import write_report
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ATTACKS",
+    "GradientMatching",
+    "MissingKnowledge",
+    "Observation",
+    "Phases",
+    "Private",
+    "Reconstruction",
+    "Scenario",
+    "Score",
+    "Trial",
+    "UndeltaError",
+    "agic",
+    "analytic",
+    "awa",
+    "cpl",
+    "disclose",
+    "dlfa",
+    "dlg",
+    "geng",
+    "geng_gradient",
+    "gias",
+    "gradinversion",
+    "idlg",
+    "idlg_fedavg",
+    "ig",
+    "load_observation",
+    "run",
+    "sapag",
+    "save_observation",
+    "score",
+    "sme",
+    "strongest",
+    "write_report",
+    "write_results",
+    "write_sheet",
+]
+
+_ELSEWHERE = {
+    "GradientMatching": "attacker.matching",
+    "MissingKnowledge": "errors",
+    "Observation": "observation",
+    "Phases": "attacker.matching",
+    "Private": "client.private",
+    "Reconstruction": "attacker.reconstruction",
+    "Scenario": "client.scenario",
+    "Score": "evaluation.score",
+    "Trial": "audit.trial",
+    "UndeltaError": "errors",
+    "disclose": "client.disclose",
+    "load_observation": "recording",
+    "run": "audit.trial",
+    "save_observation": "recording",
+    "score": "evaluation.score",
+    "write_report": "report.write",
+    "write_results": "audit.record",
+    "write_sheet": "audit.pictures",
+}
+"""Modules of the names that are no attacks."""
+
+
+if not TYPE_CHECKING:  # a type checker that saw this function would take every misspelled name for an object
+
+    def __getattr__(name: str) -> object:
+        """Load a name on first use and keep it."""
+        if name not in __all__:
+            raise AttributeError(f"module 'undelta' has no attribute {name!r}; it has {', '.join(__all__)}")
+        module = importlib.import_module(f"undelta.{_ELSEWHERE.get(name, 'attacker.attacks')}")
+        globals()[name] = getattr(module, name)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        """What can be loaded, loaded or not."""
+        return sorted({*globals(), *__all__})

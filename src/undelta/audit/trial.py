@@ -2,47 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from undelta.attacker.matching import Watch
+from undelta.attacker.journal import Journal
+from undelta.attacker.matching import Attack, Watch
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.audit.config import make_attack
-from undelta.audit.record import Record, describe_scenario, make_record, reset_peak_memory, with_score
+from undelta.audit.record import Record, describe_scenario, make_record, reset_peak_memory, versions, with_score
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError
 from undelta.evaluation.score import Score, score
+from undelta.observation import Observation
+from undelta.recording import digest_of
+
+UNDEFENDED = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What to run; equal trials give equal records on one machine, but for the clock."""
+    """What to run; equal trials give equal records on one machine, but for the clock.
+
+    >>> trial = Trial(scenario=Scenario(data="digits"), attack="awa", arguments={"steps": 100})
+    >>> len(trial.key)
+    16
+    >>> trial.key == Trial(scenario=Scenario(data="digits"), attack="awa", arguments={"steps": 100}, name="mine").key
+    True
+    """
 
     scenario: Scenario
     attack: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    name: str = "base"
+    """Of the scenario, for people; it changes nothing."""
+    defense: str = UNDEFENDED
+    """Of the fields that were added to the scenario to protect it; it changes nothing, either."""
+
+    @property
+    def key(self) -> str:
+        """Names a trial by its content: 16 hex digits that do not depend on what people call it."""
+        content = {
+            "scenario": describe_scenario(self.scenario),
+            "attack": self.attack,
+            "arguments": dict(self.arguments),
+            "seed": self.seed,
+        }
+        try:
+            text = json.dumps(content, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as problem:
+            raise ConfigError(f"a setting of scenario or attack is no plain value ({problem})") from problem
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A trial's record, and the pictures behind it."""
+    """A trial's record, and what is behind it."""
 
     record: Record
     private: Private
+    attack: Attack
+    observation: Observation = field(repr=False)
     reconstruction: Reconstruction
     score: Score
 
 
-def run(trial: Trial, *, watch: Watch | None = None) -> Outcome:
-    """One trial; the only place where all stages meet."""
+def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str], Journal] | None = None) -> Outcome:
+    """One trial; the only place where all stages meet.
+
+    Args:
+        trial: What to run.
+        watch: Is told of the attack's progress.
+        open_journal: Gives the attack's checkpoints for a key that says what they belong to.
+
+    >>> small = {"width": 4, "hidden": 16}
+    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
+    >>> outcome = run(Trial(scenario=scenario, attack="sme", arguments={"steps": 5}))
+    >>> outcome.record["attack"], outcome.record["iterations"], outcome.record["status"]
+    ('sme', 5, 'completed')
+    >>> outcome.score.psnr == outcome.record["psnr"]
+    True
+    """
     attack = make_attack(trial.attack, trial.arguments)
     reset_peak_memory()
     private = trial.scenario.draw(trial.seed)
     observation = disclose(private, trial.scenario, seed=trial.seed)  # train, reveal
-    reconstruction = attack(observation, seed=trial.seed, watch=watch)
+    journal = (
+        open_journal(journal_key(observation, trial.attack, trial.arguments, trial.seed)) if open_journal else None
+    )
+    reconstruction = attack(observation, seed=trial.seed, watch=watch, journal=journal)
     result = score(reconstruction, private)
     record = make_record(
         attack=trial.attack,
@@ -52,4 +109,16 @@ def run(trial: Trial, *, watch: Watch | None = None) -> Outcome:
         reconstruction=reconstruction,
         observation=observation,
     )
-    return Outcome(record=with_score(record, result), private=private, reconstruction=reconstruction, score=result)
+    return Outcome(
+        record=with_score(record, result),
+        private=private,
+        attack=attack,
+        observation=observation,
+        reconstruction=reconstruction,
+        score=result,
+    )
+
+
+def journal_key(observation: Observation, attack: str, arguments: Mapping[str, Any], seed: int) -> str:
+    """What a checkpoint belongs to; other versions might go on differently."""
+    return json.dumps([digest_of(observation), attack, dict(arguments), seed, versions()], sort_keys=True)

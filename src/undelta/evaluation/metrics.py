@@ -1,9 +1,13 @@
 """How similar two pictures are: MSE, PSNR and SSIM per image, for images (N, C, H, W) in [0, 1].
 
 All are computed in float64. Reconstructions and originals must be matched first (see `assignment`).
+docs/metrics.md says what the numbers mean.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +18,9 @@ PSNR_CAP = 100.0
 
 WINDOW = 11
 """Side of SSIM's Gaussian window, and so of the smallest image that has an SSIM."""
+
+RECOVERED_PSNR = 20.0
+"""Decibels from which an image counts as recovered: pixels are off by a tenth of their range (root mean square)."""
 
 
 def mse(images: Tensor, originals: Tensor) -> Tensor:
@@ -27,13 +34,26 @@ def psnr(images: Tensor, originals: Tensor) -> Tensor:
     return (-10 * torch.log10(mse(images, originals))).clamp(max=PSNR_CAP)
 
 
+def fraction_recovered(values: Sequence[float | None], threshold: float = RECOVERED_PSNR) -> float:
+    """The share of images whose PSNR is at least `threshold` dB; one without a PSNR has diverged and does not count.
+
+    >>> fraction_recovered([31.0, 20.0, 19.9, None])
+    0.5
+    """
+    if not values:
+        raise ValueError("expected the PSNR of at least one image, got none")
+    if math.isnan(threshold):
+        raise ValueError("expected a threshold in decibels, got NaN")
+    return sum(value is not None and value >= threshold for value in values) / len(values)
+
+
 def ssim(images: Tensor, originals: Tensor) -> Tensor:
     """Structural similarity per image (Wang et al. 2004): (N,), NaN if a side is shorter than `WINDOW`.
 
     Gaussian 11 x 11 window of σ = 1.5, K1 = 0.01, K2 = 0.03, data range 1, population covariances; the
     mean over all windows that lie inside the image, then over channels. This is scikit-image's
     ``structural_similarity(gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1)``;
-    libraries that pad the border differ from it in the third digit.
+    libraries that also place windows over the border differ from it, at 32 x 32 in the second digit.
     """
     _check(images, originals)
     if min(images.shape[-2:]) < WINDOW:

@@ -11,8 +11,9 @@ from undelta.assignment import match
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.client.private import Private
 from undelta.errors import DataError
-from undelta.evaluation.lpips import load_lpips
-from undelta.evaluation.metrics import mse, psnr, ssim
+from undelta.evaluation.backbones import BackboneName
+from undelta.evaluation.lpips import CHANNELS, load_lpips
+from undelta.evaluation.metrics import RECOVERED_PSNR, fraction_recovered, mse, psnr, ssim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,27 +21,59 @@ class ImageScore:
     """One private image and its reconstruction; None is a metric that could not be computed."""
 
     label: int
-    mse: float
-    psnr: float
+    mse: float | None
+    psnr: float | None
     ssim: float | None
     lpips: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A whole batch; the means are means over images."""
+    """A whole batch; the means are means over images, and None if one of them has none."""
 
     order: tuple[int, ...]
     """``reconstruction.images[order[i]]`` is matched with the i-th private image."""
     images: tuple[ImageScore, ...] = field(repr=False)
-    mse: float
-    psnr: float
+    mse: float | None
+    psnr: float | None
     ssim: float | None
     lpips: float | None
+    lpips_backbone: BackboneName = "alex"
+    """Whose LPIPS it is; the two are not comparable."""
+    fraction_recovered: float
+    """The share of images whose PSNR is at least `recovered_psnr`."""
+    recovered_psnr: float = RECOVERED_PSNR
 
 
-def score(reconstruction: Reconstruction, private: Private) -> Score:
-    """Match every reconstruction with one private image, once, and measure all pairs."""
+def score(
+    reconstruction: Reconstruction,
+    private: Private,
+    *,
+    recovered_psnr: float = RECOVERED_PSNR,
+    lpips_backbone: BackboneName = "alex",
+) -> Score:
+    """Match every reconstruction with one private image, once, and measure all pairs.
+
+    Args:
+        reconstruction: What an attack returned.
+        private: The truth.
+        recovered_psnr: Decibels from which an image counts as recovered.
+        lpips_backbone: "alex" or "vgg"; without its weights LPIPS is None.
+
+    >>> import torch
+    >>> truth = Private(images=torch.rand(2, 3, 16, 16), labels=torch.tensor([0, 1]))
+    >>> guess = Reconstruction(
+    ...     images=truth.images.flip(0),  # right, but in another order
+    ...     labels=truth.labels.flip(0),
+    ...     mismatch=0.0,
+    ...     iterations=1,
+    ...     seconds=0.1,
+    ...     status="completed",
+    ... )
+    >>> result = score(guess, truth)
+    >>> result.order, result.psnr, result.fraction_recovered  # identical images are given 100 dB
+    ((1, 0), 100.0, 1.0)
+    """
     guesses, truth = reconstruction.images.detach().cpu(), private.images
     if guesses.shape != truth.shape:
         raise DataError(
@@ -50,7 +83,7 @@ def score(reconstruction: Reconstruction, private: Private) -> Score:
     guesses = guesses.to(truth.dtype)
     order = match(guesses, truth, reconstruction.labels.cpu(), private.labels)
     pairs = guesses[order], truth
-    perceptual = load_lpips()
+    perceptual = load_lpips(backbone=lpips_backbone) if truth.shape[1] in CHANNELS else None
     columns: dict[str, list[float | None]] = {
         "mse": _numbers(mse(*pairs)),
         "psnr": _numbers(psnr(*pairs)),
@@ -58,15 +91,22 @@ def score(reconstruction: Reconstruction, private: Private) -> Score:
         "lpips": _numbers(perceptual(*pairs)) if perceptual else [None] * len(private),
     }
     images = tuple(
-        ImageScore(label=int(label), **{name: column[index] for name, column in columns.items()})  # type: ignore[arg-type]
+        ImageScore(label=int(label), **{name: column[index] for name, column in columns.items()})
         for index, label in enumerate(private.labels)
     )
-    means = {name: _mean(column) for name, column in columns.items()}
-    return Score(order=tuple(order.tolist()), images=images, **means)  # type: ignore[arg-type]
+    return Score(
+        order=tuple(order.tolist()),
+        images=images,
+        fraction_recovered=fraction_recovered(columns["psnr"], recovered_psnr),
+        recovered_psnr=recovered_psnr,
+        lpips_backbone=lpips_backbone,
+        **{name: _mean(column) for name, column in columns.items()},
+    )
 
 
 def _numbers(values: Tensor) -> list[float | None]:
-    return [None if math.isnan(value) else value for value in values.tolist()]
+    """Plain numbers; those of a diverged image are no numbers, and none are made up for it."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _mean(column: list[float | None]) -> float | None:

@@ -100,6 +100,14 @@ def strongest(
         bn_source: Whose statistics the prior trusts.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
         labels: Where labels come from; inferred if none are granted.
+
+    >>> from undelta import Scenario, disclose
+    >>> small = {"width": 4, "hidden": 16}
+    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, batches=1, grant_labels=False)
+    >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
+    >>> reconstruction = strongest(steps=6, rollout_steps=4)(observation, seed=0)
+    >>> reconstruction.iterations, len(reconstruction.labels)
+    (10, 2)
     """
     priors = (TotalVariation(weight=tv), BatchNormStatistics(weight=bn, source=bn_source))
     midpoint = GradientMatching(

@@ -1,0 +1,182 @@
+"""An audit's directory: what is to be done, what is done, and the files in which each trial's results lie.
+
+    DIR/audit.toml                          the configuration, verbatim
+    DIR/verdict.json                        what it means, once all is done
+    DIR/trials/<key>/trial.json             what to run
+    DIR/trials/<key>/claim.json             while somebody works on it (see claims.py)
+    DIR/trials/<key>/checkpoint.pt          how far the attack is
+    DIR/trials/<key>/pictures.safetensors   originals, reconstruction, iterates
+    DIR/trials/<key>/record.json            the result; a trial is finished if and only if this file is there
+    DIR/retired/<key>/                      trials that the configuration no longer asks for
+
+Every file appears whole or not at all. Pictures are written before the record, so a finished trial has both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from undelta.audit.claims import Claims
+from undelta.audit.record import Record
+from undelta.audit.trial import Trial
+from undelta.errors import ConfigError, DataError
+from undelta.parsing import parse
+from undelta.recording import FORMAT, write_bytes, write_tensors
+
+CHECKPOINT = "checkpoint.pt"
+PICTURES = "pictures.safetensors"
+FAILED = "failed"
+NOT_APPLICABLE = "not applicable"
+
+_KEY = re.compile(r"[0-9a-f]{16}")
+
+Check = Callable[[], None]
+"""Raises if a trial is no longer ours."""
+
+
+class Store:
+    """The directory, read and written one trial at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._statuses: dict[str, str] = {}
+
+    def folder(self, key: str) -> Path:
+        """Where a trial's files lie."""
+        return self.directory / "trials" / key
+
+    # Before the work
+
+    def prepare(self, text: str, trials: Iterable[Trial], claims: Claims) -> None:
+        """Make the directory hold exactly these trials; finished ones keep their results.
+
+        Trials that are no longer asked for are set aside, not deleted, and come back when they are asked for again.
+        """
+        wanted = {trial.key: trial for trial in reversed(list(trials))}  # of equal ones, the first gives the names
+        _make(self.directory / "trials")
+        self._retire(wanted.keys(), claims)
+        write_bytes(self.directory / "audit.toml", text.encode())
+        for key, trial in wanted.items():
+            folder, retired = self.folder(key), self.directory / "retired" / key
+            if not folder.exists() and retired.exists():
+                retired.rename(folder)
+            _make(folder)
+            content = _dump(trial.as_json())
+            if not (folder / "trial.json").exists() or (folder / "trial.json").read_bytes() != content:
+                write_bytes(folder / "trial.json", content)
+            record = self.record(key)
+            names = {"name": trial.name, "defense": trial.defense}
+            if record and names != {key: record.get(key) for key in names}:
+                write_bytes(folder / "record.json", _dump({**record, **names}))  # renamed: results are the same
+
+    def _retire(self, wanted: Iterable[str], claims: Claims) -> None:
+        present = {path.name for path in (self.directory / "trials").iterdir() if _KEY.fullmatch(path.name)}
+        surplus = sorted(present - set(wanted))
+        for key in surplus:
+            if not claims.is_free(self.folder(key)):
+                raise ConfigError(
+                    f"{self.directory} is being worked on with another configuration (trial {key}); "
+                    "wait for it, or choose another --out"
+                )
+        for key in surplus:
+            _make(self.directory / "retired")
+            with contextlib.suppress(FileNotFoundError):  # somebody else who starts now has set it aside
+                self.folder(key).rename(self.directory / "retired" / key)
+
+    def forget_failed(self, keys: Iterable[str], claims: Claims) -> None:
+        """Make failed trials unfinished again."""
+        for key in keys:
+            if self.status(key) != FAILED:
+                continue
+            claim = claims.acquire(self.folder(key))
+            if claim is None:
+                continue  # somebody is at it already
+            record = self.record(key)  # again, now that nobody else can change it
+            if record and record["status"] == FAILED:
+                (self.folder(key) / "record.json").unlink(missing_ok=True)
+                (self.folder(key) / "error.txt").unlink(missing_ok=True)
+            self._statuses.pop(key, None)
+            claim.release()
+
+    # The work
+
+    def trial(self, key: str) -> Trial:
+        """What is to be run."""
+        path = self.folder(key) / "trial.json"
+        trial = parse(Trial, _load(path), where=str(path), error=DataError)
+        if trial.key != key:
+            raise DataError(f"{path}: this is trial {trial.key}, but its folder is called {key}; start the audit again")
+        return trial
+
+    def finish(self, key: str, record: Record, pictures: Mapping[str, Tensor] | None, check: Check) -> None:
+        """Write a trial's results, the record last."""
+        folder = self.folder(key)
+        check()
+        if pictures is not None:
+            write_tensors(folder / PICTURES, pictures, {"format": FORMAT, "kind": "pictures"})
+            check()
+        write_bytes(folder / "record.json", _dump(record))
+        self.tidy(key)
+
+    def tidy(self, key: str) -> None:
+        """Remove what a finished trial no longer needs: its checkpoint, and files that a killed worker left half."""
+        folder = self.folder(key)
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+        for name in (CHECKPOINT, PICTURES, "record.json"):
+            for path in folder.glob(f".{name}.*"):
+                path.unlink(missing_ok=True)
+
+    # After the work
+
+    def record(self, key: str) -> Record | None:
+        """A trial's result, or None while there is none."""
+        path = self.folder(key) / "record.json"
+        try:
+            record = _load(path)
+        except DataError:
+            if not path.exists():
+                return None
+            raise
+        if not isinstance(record, dict) or not isinstance(record.get("status"), str):
+            raise DataError(f"{path}: expected a record with a status; delete it to run the trial again")
+        return record
+
+    def status(self, key: str) -> str | None:
+        """How a trial ended, or None; a finished one is read once."""
+        if key not in self._statuses:
+            record = self.record(key)
+            if record is None:
+                return None
+            self._statuses[key] = record["status"]
+        return self._statuses[key]
+
+    def unfinished(self, keys: Sequence[str]) -> list[str]:
+        """Those without a result."""
+        return [key for key in keys if self.status(key) is None]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"cannot make the directory {folder}: {problem.strerror}") from problem
+
+
+def _dump(values: Any) -> bytes:
+    return json.dumps(values, indent=1, allow_nan=False).encode()
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as problem:
+        raise DataError(f"{path}: {problem.strerror}") from problem
+    except (ValueError, RecursionError) as problem:
+        raise DataError(f"{path}: not valid JSON ({problem})") from problem

@@ -1,0 +1,144 @@
+"""A worker: claim the next unfinished trial, run it, until none is left that nobody else works on.
+
+Every engine runs this same loop, in processes of its own kind; results depend on a trial and on the number of threads
+only, not on who runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from undelta.attacker.journal import Journal
+from undelta.attacker.matching import Watch
+from undelta.attacker.reconstruction import Moment, Reconstruction
+from undelta.audit.claims import Claim, ClaimLost, Claims
+from undelta.audit.outcomes import finished_record, pictures, unmeasured_record
+from undelta.audit.store import CHECKPOINT, FAILED, NOT_APPLICABLE, Store
+from undelta.audit.trial import Outcome, Trial, run
+from undelta.errors import ConfigError, MissingKnowledge, UndeltaError
+from undelta.recording import write_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a worker is told; plain values, so that any engine can send it anywhere."""
+
+    directory: str
+    keys: tuple[str, ...]
+    """The trials in the order in which to try them."""
+    worker: str
+    threads: int | None = 1
+    """None leaves torch's number as it is."""
+    checkpoint_seconds: float = 30.0
+    home: str = ""
+    """The directory from which relative paths of data and models count."""
+
+
+def work(job: Job) -> None:
+    """Work until nothing is left to claim; a trial that fails is recorded, and the next one is taken."""
+    if job.home and Path(job.home).is_dir():
+        os.chdir(job.home)
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)  # sums over another number of threads round differently
+    store, claims = Store(Path(job.directory)), Claims(worker=job.worker)
+    progress = True
+    while progress:
+        progress = False
+        for key in store.unfinished(job.keys):
+            claim = claims.acquire(store.folder(key))
+            if claim is None:
+                continue
+            with claim:
+                if store.status(key) is not None:  # somebody has finished it since we looked
+                    continue
+                progress = True
+                outcome = attempt(store, store.trial(key), claim, checkpoint_seconds=job.checkpoint_seconds)
+                if outcome and outcome.reconstruction.status == "interrupted":
+                    raise KeyboardInterrupt  # which the attack has answered already, but it was meant for us all
+
+
+def attempt(
+    store: Store,
+    trial: Trial,
+    claim: Claim,
+    *,
+    checkpoint_seconds: float = 30.0,
+    watch: Watch | None = None,
+) -> Outcome | None:
+    """Run one trial from its last checkpoint and write what came of it.
+
+    Returns:
+        The outcome; None if there is none, since the trial failed or is another worker's by now. That of an
+        interrupted attack is returned, but not written: the trial stays unfinished.
+    """
+    folder = store.folder(trial.key)
+
+    def watch_claim(moment: Moment, total: int) -> None:
+        if claim.lost:
+            raise ClaimLost
+        if watch:
+            watch(moment, total)
+
+    def open_journal(key: str) -> Journal:
+        return _open_journal(folder / CHECKPOINT, f"{key} threads={torch.get_num_threads()}", checkpoint_seconds, claim)
+
+    outcome = None
+    try:
+        outcome = run(trial, watch=watch_claim, open_journal=open_journal)
+        if outcome.reconstruction.status == "interrupted":
+            return outcome
+        record, images = finished_record(trial, outcome), pictures(outcome)
+        store.finish(trial.key, record, images, claim.check)
+    except ClaimLost:
+        return None
+    except MissingKnowledge as problem:
+        _give_up(store, trial, claim, NOT_APPLICABLE, problem)
+    except Exception as problem:
+        # Whatever it was, the other trials are none the worse for it.
+        _give_up(store, trial, claim, FAILED, problem)
+        return None
+    return outcome
+
+
+def _give_up(store: Store, trial: Trial, claim: Claim, status: str, problem: Exception) -> None:
+    name = "" if isinstance(problem, UndeltaError) else f"{type(problem).__name__}: "
+    message = " ".join(f"{name}{problem}".split())[:1000]
+    try:
+        if not isinstance(problem, UndeltaError):
+            claim.check()
+            trace = "".join(traceback.format_exception(problem))
+            write_bytes(store.folder(trial.key) / "error.txt", trace.encode())
+        store.finish(trial.key, unmeasured_record(trial, status, message), None, claim.check)
+    except ClaimLost:
+        return
+
+
+class _ClaimedJournal(Journal):
+    """Checkpoints of a trial that is ours; once it is not, nothing is written any more."""
+
+    def __init__(self, path: Path, *, key: str, seconds: float, check: Callable[[], None]) -> None:
+        self._check = check
+        super().__init__(path, key=key, seconds=seconds)
+
+    def save(self, label: str, state: dict[str, object]) -> None:
+        self._check()
+        super().save(label, state)
+
+    def finish(self, label: str, result: Reconstruction) -> None:
+        self._check()
+        super().finish(label, result)
+
+
+def _open_journal(path: Path, key: str, seconds: float, claim: Claim) -> Journal:
+    try:
+        return _ClaimedJournal(path, key=key, seconds=seconds, check=claim.check)
+    except ConfigError:
+        # Made by other versions or with other threads: to mix the two would give a result that nobody can repeat.
+        path.unlink(missing_ok=True)
+        return _ClaimedJournal(path, key=key, seconds=seconds, check=claim.check)

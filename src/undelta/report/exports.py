@@ -1,0 +1,134 @@
+"""The tables for elsewhere: Markdown, CSV, and LaTeX with booktabs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from undelta.report.read import Audit, Entry, Verdict
+from undelta.report.tables import AVERAGED, MEASURES, Setting, flat, value_of
+from undelta.report.words import LIMITS
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "±": r"$\pm$",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+}
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a spreadsheet recognizes one
+
+
+def csv_table(entries: Sequence[Entry], labels: Mapping[str, str]) -> str:
+    """One line per trial, in full precision; empty cells were not measured."""
+    scenarios = [flat(entry.scenario) for entry in entries]
+    fields = list(dict.fromkeys(key for values in scenarios for key in values))
+    numbers = ["psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "iterations", "seconds"]
+    head = ["key", "scenario", "defense", "attack", "arguments", "seed", *numbers, "status", "error"]
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow([*head, *(_cell(f"scenario.{field}") for field in fields), "date"])
+    for entry, values in zip(entries, scenarios, strict=True):
+        cells: list[Any] = [entry.key, entry.name, entry.defense, labels[entry.key], _json(entry.arguments), entry.seed]
+        cells += [value_of(entry, key) for key in numbers]
+        cells += [entry.status, entry.error, *(_plain(values.get(field)) for field in fields), entry.date]
+        writer.writerow([_cell(cell) for cell in cells])
+    return content.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A name that a spreadsheet would take for a formula is marked as text."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def _plain(value: Any) -> Any:
+    return _json(value) if isinstance(value, list | bool) else value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def markdown(
+    audit: Audit, verdicts: Sequence[Verdict], settings: Sequence[Setting], labels: Mapping[str, str], date: str
+) -> str:
+    """Verdicts and both tables."""
+    lines = [f"# {_escape(audit.title)}", "", f"Report of {date}.", "", "## Verdict", ""]
+    for verdict in verdicts:
+        title = ", ".join(_escape(word) for word in _naming(verdict.scenario, verdict.defense))
+        level = f" [{_escape(verdict.level)}]" if verdict.level else ""
+        lines += [f"- **{title}**{level}: {_escape(verdict.text)}"]
+    lines += ["", "## What this audit does not prove", "", *(f"- {limit}" for limit in LIMITS)]
+    titles = [measure.title for measure in MEASURES]
+    lines += ["", "## Trials", "", *_rule(["Scenario", "Defense", "Attack", "Seed"], titles, ["Status"])]
+    for entry in audit.entries:
+        status = f"{entry.status}: {entry.error}" if entry.error else entry.status
+        cells = [entry.name, entry.defense, labels[entry.key], str(entry.seed)]
+        cells += [measure.show(value_of(entry, measure.key)) for measure in MEASURES]
+        lines.append(_row([*cells, status]))
+    lines += ["", "## Means over seeds, ± sample standard deviation", ""]
+    lines += _rule(["Scenario", "Defense", "Attack", "Seeds"], [measure.title for measure in AVERAGED], [])
+    for setting in settings:
+        cells = [setting.name, setting.defense, setting.attack, _seeds(setting)]
+        lines.append(_row([*cells, *(setting.means[measure.key].show(measure) for measure in AVERAGED)]))
+    return "\n".join(lines) + "\n"
+
+
+def _naming(name: str, defense: str) -> list[str]:
+    return [name] if defense == "none" else [name, f"defense {defense}"]
+
+
+def _seeds(setting: Setting) -> str:
+    seeds = ", ".join(map(str, setting.seeds)) or "none"
+    return (
+        seeds if len(setting.seeds) == setting.trials else f"{seeds} ({len(setting.seeds)} of {setting.trials} scored)"
+    )
+
+
+def _rule(left: Sequence[str], numbers: Sequence[str], right: Sequence[str]) -> list[str]:
+    rule = ["---"] * len(left) + ["---:"] * len(numbers) + ["---"] * len(right)
+    return [_row([*left, *numbers, *right]), f"| {' | '.join(rule)} |"]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(_escape(cell) for cell in cells)} |"
+
+
+def _escape(text: str) -> str:
+    """Text that is to be read as text: no markup, no table cells, no HTML."""
+    line = " ".join(text.split())
+    for character in "\\`*_[]|#!~":
+        line = line.replace(character, f"\\{character}")
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def latex(audit: Audit, settings: Sequence[Setting]) -> str:
+    """Means over seeds as a booktabs table."""
+    defended = any(setting.defense != "none" for setting in settings)
+    words = ["Scenario", *(["Defense"] if defended else []), "Attack", "Seeds"]
+    lines = [
+        "% Needs \\usepackage{booktabs}. Means over seeds, with the sample standard deviation where there are several.",
+        "\\begin{table}",
+        "  \\centering",
+        f"  \\caption{{{tex(audit.title)}}}",
+        f"  \\begin{{tabular}}{{{'l' * (len(words) - 1)}r{'r' * len(AVERAGED)}}}",
+        "    \\toprule",
+        f"    {' & '.join([*words, *(measure.title for measure in AVERAGED)])} \\\\",
+        "    \\midrule",
+    ]
+    for setting in settings:
+        cells = [setting.name, *([setting.defense] if defended else []), setting.attack, str(len(setting.seeds))]
+        cells += [setting.means[measure.key].show(measure) for measure in AVERAGED]
+        lines.append(f"    {' & '.join(tex(cell) for cell in cells)} \\\\")
+    return "\n".join([*lines, "    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""])
+
+
+def tex(text: str) -> str:
+    """Text with LaTeX's own characters escaped, on one line."""
+    return "".join(LATEX.get(character, character) for character in " ".join(text.split()))

@@ -1,0 +1,206 @@
+"""Grids of pictures: the originals, below them what each attack made of them, and the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from undelta.report.pictures import Pictures, read_pictures
+from undelta.report.read import Entry
+from undelta.report.sheets import Sheet, Sheets, fingerprint
+from undelta.report.tables import MEASURES
+
+ROOM = 1080  # pixels of a page for one row of tiles
+LEAST, MOST = 64, 128  # pixels of one tile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One attack's pictures."""
+
+    id: str
+    entry: Entry
+    label: str
+    final: Sheet
+    iterates: Sheet | None
+    frames: tuple[tuple[int, float | None], ...]
+    """Iteration and PSNR of each row of the sheet of iterates."""
+    saved: int
+    """How many iterates the trial kept."""
+    tips: tuple[str, ...]
+    """Metrics of each image."""
+
+    @property
+    def end(self) -> str:
+        """When the slider is at its end."""
+        return "result" if self.entry.iterations is None else f"result after {self.entry.iterations} iterations"
+
+    @property
+    def result(self) -> str:
+        """What is said of the row then."""
+        return f"{self.end}: {_metrics(self.entry.metrics)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """One private batch and the attacks on it."""
+
+    id: str
+    seed: int
+    originals: Sheet
+    original_tips: tuple[str, ...]
+    rows: tuple[Row, ...]
+    shown: int
+    total: int
+    size: tuple[int, int]
+    """Width and height of a tile on the page."""
+    native: tuple[int, int]
+    """Width and height of the pictures that were measured."""
+
+    @property
+    def positions(self) -> list[int]:
+        """Iterations that the slider stops at; the last is the result."""
+        found = {iteration for row in self.rows for iteration, _ in row.frames}
+        found |= {row.entry.iterations for row in self.rows if row.entry.iterations is not None}
+        return sorted(found) if any(row.frames for row in self.rows) else []
+
+    @property
+    def pixelated(self) -> bool:
+        """Whether pixels are to stay visible squares."""
+        return max(self.native) <= LEAST
+
+    @property
+    def remarks(self) -> list[str]:
+        """How the pictures differ from those that were measured."""
+        stills = [self.originals, *(row.final for row in self.rows)]
+        remarks = []
+        if any(sheet.tile != self.native for sheet in stills):
+            remarks.append(f"The pictures are {_times(self.native)} pixels; some are shown smaller.")
+        if not all(sheet.exact for sheet in stills):
+            remarks.append("Pictures are compressed for this page; all metrics were measured on the exact ones.")
+        return remarks
+
+    @property
+    def omitted(self) -> str:
+        """Which iterates the slider leaves out."""
+        words = [
+            f"{len(row.frames)} of {row.saved} for {row.label}" for row in self.rows if row.saved > len(row.frames)
+        ]
+        return f"Saved iterates that the slider shows: {', '.join(words)}." if words else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """The private image that was reconstructed best, and its reconstruction."""
+
+    row: Row
+    grid: Grid
+    index: int
+
+    @property
+    def caption(self) -> str:
+        """What it is."""
+        return f"The closest picture: {self.row.label}, seed {self.grid.seed}. {self.row.tips[self.index]}"
+
+
+def exhibit(grids: Sequence[Grid]) -> Exhibit | None:
+    """The closest reconstruction among all that the grids show, by SSIM where there is one, else by PSNR."""
+    found = [
+        (
+            (image["ssim"] if image["ssim"] is not None else -1.0, image["psnr"]),
+            Exhibit(row=row, grid=grid, index=index),
+        )
+        for grid in grids
+        for row in grid.rows
+        for index, image in enumerate(row.entry.images[: grid.shown])
+        if image["psnr"] is not None
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def make_grids(entries: Sequence[Entry], labels: Mapping[str, str]) -> tuple[dict[tuple[str, str], list[Grid]], Sheets]:
+    """The grids of each scenario and defense, one per seed, and the sheets they show."""
+    with_pictures = [entry for entry in entries if entry.pictures]
+    # Two passes over the files: how much room a sheet gets depends on how many there are, and all of them at once
+    # would not fit into memory.
+    truths = {entry.key: fingerprint(_pictures(entry).originals) for entry in with_pictures}
+    sheets = Sheets(trials=len(with_pictures), originals=len({*truths.values()}))
+    batches: dict[tuple[Any, ...], list[Entry]] = {}
+    for entry in with_pictures:
+        batches.setdefault((entry.group, entry.seed, truths[entry.key]), []).append(entry)
+    found: dict[tuple[str, str], list[Grid]] = {}
+    for number, ((group, _, _), trials) in enumerate(batches.items()):
+        found.setdefault(group, []).append(_grid(f"grid{number}", trials, labels, sheets))
+    return found, sheets
+
+
+def _pictures(entry: Entry) -> Pictures:
+    assert entry.pictures is not None  # noqa: S101 (chosen so by the caller)
+    return read_pictures(entry.pictures)
+
+
+def _grid(id_: str, trials: Sequence[Entry], labels: Mapping[str, str], sheets: Sheets) -> Grid:
+    rows = []
+    for number, entry in enumerate(trials):
+        pictures = _pictures(entry)
+        if number == 0:
+            originals = sheets.originals(pictures)
+            shown, total = len(pictures.originals), pictures.total
+            height, width = pictures.originals.shape[-2:]
+        iterates = sheets.iterates(pictures)
+        psnrs = {point.iteration: point.value for point in entry.psnrs}
+        steps = [pictures.iterations[frame] for frame in iterates.frames] if iterates else []
+        rows.append(
+            Row(
+                id=f"{id_}row{number}",
+                entry=entry,
+                label=labels[entry.key],
+                final=sheets.reconstruction(pictures),
+                iterates=iterates,
+                frames=tuple((step, psnrs.get(step)) for step in steps),
+                saved=len(pictures.iterations),
+                tips=tuple(_tip(index, entry) for index in range(shown)),
+            )
+        )
+    return Grid(
+        id=id_,
+        seed=trials[0].seed,
+        originals=originals,
+        original_tips=tuple(f"Original {index + 1}{_class(index, trials[0])}" for index in range(shown)),
+        rows=tuple(rows),
+        shown=shown,
+        total=total,
+        size=_tile_size(width, height, shown),
+        native=(width, height),
+    )
+
+
+def _times(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def _class(index: int, entry: Entry) -> str:
+    label = entry.images[index]["label"] if index < len(entry.images) else None
+    return "" if label is None else f", class {label:.0f}"
+
+
+def _tip(index: int, entry: Entry) -> str:
+    """What is said of one reconstruction when it is pointed at."""
+    values = entry.images[index] if index < len(entry.images) else {}
+    return f"Image {index + 1}{_class(index, entry)}; result: {_metrics(values)}"
+
+
+def _metrics(values: Mapping[str, float | None]) -> str:
+    """The three that exist per image."""
+    shown = {measure.key: measure.show(values.get(measure.key)) for measure in MEASURES}
+    unit = " dB" if values.get("psnr") is not None else ""
+    return f"PSNR {shown['psnr']}{unit}, SSIM {shown['ssim']}, LPIPS {shown['lpips']}"
+
+
+def _tile_size(width: int, height: int, count: int) -> tuple[int, int]:
+    """As large as the page allows; small pictures by a whole factor, so that every pixel is the same square."""
+    longest = max(width, height)
+    room = min(MOST, max(LEAST, ROOM // count - 4))
+    factor = max(1, room // longest, -(-LEAST // longest)) if longest <= room else room / longest
+    return round(width * factor), round(height * factor)

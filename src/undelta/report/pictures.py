@@ -1,0 +1,68 @@
+"""A trial's pictures: read, checked, and cut to what a page can show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from undelta.errors import DataError
+from undelta.recording import read_tensors
+
+MOST_IMAGES = 16
+"""Images of one trial that a page shows; it says how many there are beyond."""
+MOST_FRAMES = 24
+"""Pictures on the way, of each trial."""
+
+NAMES = ("originals", "reconstruction", "iterates", "iterations")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """The first images of a trial; reconstructions are in the order of the originals."""
+
+    originals: Tensor  # (n, C, H, W) uint8
+    reconstruction: Tensor  # (n, C, H, W) uint8
+    iterates: Tensor  # (K, n, C, H, W) uint8
+    iterations: tuple[int, ...]  # (K,)
+    total: int
+    """How many images there are in all."""
+
+
+def read_pictures(path: Path) -> Pictures:
+    """The pictures of one trial, as an audit wrote them."""
+    tensors, _ = read_tensors(path, kind="pictures", error=DataError)
+    missing = [name for name in NAMES if name not in tensors]
+    if missing:
+        raise DataError(f"{path}: expected {', '.join(NAMES)}; {', '.join(missing)} is missing")
+    originals, reconstruction, iterates, iterations = (tensors[name] for name in NAMES)
+    _check(path, originals, reconstruction, iterates, iterations)
+    return Pictures(
+        originals=originals[:MOST_IMAGES],
+        reconstruction=reconstruction[:MOST_IMAGES],
+        iterates=iterates[:, :MOST_IMAGES],
+        iterations=tuple(iterations.tolist()),
+        total=len(originals),
+    )
+
+
+def _check(path: Path, originals: Tensor, reconstruction: Tensor, iterates: Tensor, iterations: Tensor) -> None:
+    bytes_only = all(tensor.dtype == torch.uint8 for tensor in (originals, reconstruction, iterates))
+    if not bytes_only or iterations.dtype != torch.int64:
+        raise DataError(f"{path}: expected pictures of uint8 and iterations of int64")
+    shape = tuple(originals.shape)
+    if len(shape) != 4 or 0 in shape or shape[1] not in (1, 3):
+        raise DataError(f"{path}: expected originals (N, C, H, W) of 1 or 3 channels, got {shape}")
+    expected = {"reconstruction": shape, "iterates": (len(iterations), *shape)}
+    for name, tensor in (("reconstruction", reconstruction), ("iterates", iterates)):
+        if tuple(tensor.shape) != expected[name] or iterations.dim() != 1:
+            raise DataError(f"{path}: expected {name} {expected[name]}, got {tuple(tensor.shape)}")
+
+
+def spread_out(count: int, most: int) -> list[int]:
+    """At most that many of ``count`` places, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(index * (count - 1) / (most - 1)) for index in range(most)] if most > 1 else [0]

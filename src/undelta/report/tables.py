@@ -1,0 +1,157 @@
+"""The report's two tables as values: one row per trial, and means over seeds; all exports and the page read these."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from undelta.evaluation.metrics import RECOVERED_PSNR
+from undelta.report.read import Entry
+
+MISSING = "n/a"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A column of numbers."""
+
+    key: str
+    title: str
+    form: str
+    hint: str
+
+    def show(self, value: float | None) -> str:
+        """The number as tables show it."""
+        return MISSING if value is None else format(value, self.form)
+
+
+MEASURES = (
+    Measure(key="psnr", title="PSNR", form=".2f", hint="decibels, mean over the images"),
+    Measure(key="ssim", title="SSIM", form=".3f", hint="structural similarity, mean over the images"),
+    Measure(key="lpips", title="LPIPS", form=".3f", hint="learned perceptual distance"),
+    Measure(
+        key="fraction_recovered",
+        title="Recovered",
+        form=".0%",
+        hint=f"share of the images with a PSNR of {RECOVERED_PSNR:g} dB or more",
+    ),
+    Measure(
+        key="mismatch",
+        title="Mismatch",
+        form=".3g",
+        hint="cosine distance of the update that its images would give, by the attack's own replay, from what it saw",
+    ),
+    Measure(key="iterations", title="Iterations", form=".0f", hint="of the attack"),
+    Measure(key="seconds", title="Seconds", form=".1f", hint="the attack's own time on the machine that ran it"),
+)
+
+
+AVERAGED = tuple(measure for measure in MEASURES if measure.key != "iterations")
+"""Measures that are worth a mean."""
+
+
+def value_of(entry: Entry, key: str) -> float | None:
+    """What the entry says for a column."""
+    if key in entry.metrics:
+        return entry.metrics[key]
+    value: float | None = getattr(entry, key)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """One measure over the seeds of a setting."""
+
+    mean: float | None
+    spread: float | None
+    """Sample standard deviation; None below two seeds."""
+
+    def show(self, measure: Measure) -> str:
+        """Mean and spread; one seed has no spread."""
+        if self.mean is None or self.spread is None:
+            return measure.show(self.mean)
+        spread = f"{self.spread:.2g}" if measure.form.endswith("g") else measure.show(self.spread)
+        return f"{measure.show(self.mean)} ± {spread}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One scenario, defense and attack over its seeds."""
+
+    name: str
+    defense: str
+    attack: str
+    seeds: tuple[int, ...]
+    """Of the scored trials."""
+    trials: int
+    means: Mapping[str, Mean]
+
+
+def settings(entries: Sequence[Entry], labels: Mapping[str, str]) -> list[Setting]:
+    """Means over seeds, of the trials that were scored."""
+    return [
+        Setting(
+            name=name,
+            defense=defense,
+            attack=attack,
+            seeds=tuple(entry.seed for entry in trials if entry.scored),
+            trials=len(trials),
+            means={
+                measure.key: mean_of(value_of(entry, measure.key) for entry in trials if entry.scored)
+                for measure in MEASURES
+            },
+        )
+        for (name, defense, attack), trials in grouped(entries, lambda entry: (*entry.group, labels[entry.key])).items()
+    ]
+
+
+def mean_of(values: Iterable[float | None]) -> Mean:
+    """Mean and spread; one missing value leaves nothing to average honestly."""
+    known = list(values)
+    numbers = [value for value in known if value is not None]
+    if not numbers or len(numbers) < len(known):
+        return Mean(mean=None, spread=None)
+    return Mean(mean=statistics.fmean(numbers), spread=statistics.stdev(numbers) if len(numbers) > 1 else None)
+
+
+def grouped(entries: Iterable[Entry], key: Any) -> dict[Any, list[Entry]]:
+    """Entries by key, in the order in which keys first occur."""
+    groups: dict[Any, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
+    return groups
+
+
+def attack_labels(entries: Sequence[Entry]) -> dict[str, str]:
+    """A name for each entry's attack, by the entry's key; settings are added where one attack has several."""
+    variants: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        known = variants.setdefault(entry.attack, [])
+        if entry.arguments not in known:
+            known.append(entry.arguments)
+    labels = {}
+    for entry in entries:
+        others = variants[entry.attack]
+        keys = sorted({key for arguments in others for key in arguments})
+        differing = [key for key in keys if len({json.dumps(arguments.get(key)) for arguments in others}) > 1]
+        words = [f"{key}={_plain(entry.arguments[key])}" for key in differing if key in entry.arguments]
+        labels[entry.key] = f"{entry.attack} ({', '.join(words)})" if words else entry.attack
+    return labels
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[prefix + key] = value
+    return values
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

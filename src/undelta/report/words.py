@@ -1,0 +1,52 @@
+"""What the report says in words where the audit itself left no verdict, and what no report can say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from undelta.report.read import Audit, Entry, Verdict
+from undelta.report.tables import MEASURES, grouped
+
+LIMITS = (
+    "A poor reconstruction shows that these attacks, with these settings and iterations, did not recover these images. "
+    "It does not prove that nobody can: a stronger attack, more iterations or other knowledge may succeed.",
+    "A good reconstruction is a proof of leakage for these images, this model and this round; other images of the same "
+    "client may fare better or worse.",
+    "Reconstructions were matched with the originals before scoring, and no attack saw an original. Differences "
+    "between attacks that are smaller than the spread over seeds mean little.",
+)
+
+
+def verdicts(audit: Audit, labels: Mapping[str, str]) -> list[Verdict]:
+    """One statement per scenario and defense: the audit's own where it made one, else the measured numbers alone.
+
+    An audit judges some scenarios without trials of their own, where another one asks for the very same; they follow.
+    """
+    said = {(verdict.scenario, verdict.defense): verdict for verdict in audit.verdicts}
+    groups = grouped(audit.entries, lambda entry: entry.group)
+    stated = [
+        said.get(group) or Verdict(scenario=group[0], defense=group[1], level="", text=numbers(trials, labels))
+        for group, trials in groups.items()
+    ]
+    return stated + [verdict for group, verdict in said.items() if group not in groups]
+
+
+def numbers(trials: Sequence[Entry], labels: Mapping[str, str]) -> str:
+    """The closest reconstruction of a scenario, without a judgment."""
+    scored = [entry for entry in trials if entry.scored]
+    if not scored:
+        return "Nothing was measured: no trial of this scenario has been scored."
+    closest = max(scored, key=lambda entry: (entry.metrics["ssim"] or 0.0, entry.metrics["psnr"] or 0.0))
+    shown = {measure.key: measure.show(closest.metrics.get(measure.key)) for measure in MEASURES}
+    count = f" over {len(closest.images)} images" if closest.images else ""
+    best = max((image["psnr"] for image in closest.images if image["psnr"] is not None), default=None)
+    text = (
+        f"The closest reconstruction came from {labels[closest.key]} (seed {closest.seed}"
+        + (f", {closest.iterations} iterations" if closest.iterations is not None else "")
+        + f"): mean PSNR {shown['psnr']} dB, mean SSIM {shown['ssim']}{count}"
+        + (f"; its best image has {best:.2f} dB" if best is not None else "")
+        + "."
+    )
+    if len(scored) < len(trials):
+        text += f" {len(scored)} of {len(trials)} trials were scored."
+    return text

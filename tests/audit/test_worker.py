@@ -1,0 +1,354 @@
+"""Workers and the store: results appear whole, failures are results, and what was begun goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from undelta.attacker.reconstruction import Moment
+from undelta.audit.claims import Claim, ClaimLost, Claims
+from undelta.audit.store import Store
+from undelta.audit.trial import Trial
+from undelta.audit.worker import Job, attempt, work
+from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError, DataError
+from undelta.recording import read_tensors
+
+SCENARIO = Scenario(
+    data="faces",
+    image_size=8,
+    num_samples=2,
+    model="mlp",
+    model_arguments={"hidden": [4]},
+    epochs=2,
+    batches=1,
+    learning_rate=0.05,
+)
+ONE = Trial(scenario=SCENARIO, attack="awa", arguments={"steps": 25})
+TWO = replace(ONE, seed=1)
+BROKEN = """
+from torch import nn
+class Model(nn.Sequential):
+    def forward(self, images):
+        raise RuntimeError("shapes\\n  do not fit")
+def build():
+    return Model(nn.Flatten(), nn.Linear(64, 2))
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_lpips_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNDELTA_LPIPS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+
+
+@pytest.fixture
+def claims() -> Claims:
+    return Claims(worker="test")
+
+
+@pytest.fixture
+def store(tmp_path: Path, claims: Claims) -> Store:
+    made = Store(tmp_path / "audit")
+    made.prepare("# text\n", [ONE, TWO], claims)
+    return made
+
+
+@pytest.fixture
+def claim(store: Store, claims: Claims) -> Iterator[Claim]:
+    claim = claims.acquire(store.folder(ONE.key))
+    assert claim is not None
+    yield claim
+    claim.release()
+
+
+def job(store: Store, *trials: Trial, **changes: Any) -> Job:
+    keys = tuple(trial.key for trial in trials)
+    return Job(directory=str(store.directory), keys=keys, worker="test", **changes)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def record_of(store: Store, trial: Trial) -> dict[str, Any]:
+    record = store.record(trial.key)
+    assert record is not None
+    return record
+
+
+class Killed(BaseException):
+    """Ends an attack at once, as a kill would."""
+
+
+def kill_at(iteration: int) -> Any:
+    def watch(moment: Moment, total: int) -> None:
+        if moment.iteration >= iteration:
+            raise Killed
+
+    return watch
+
+
+# Working
+
+
+def test_a_worker_leaves_a_record_and_pictures_of_every_trial_and_nothing_else(store: Store) -> None:
+    work(job(store, ONE, TWO))
+    for trial in (ONE, TWO):
+        assert names(store.folder(trial.key)) == ["pictures.safetensors", "record.json", "trial.json"]
+        record = record_of(store, trial)
+        assert (record["key"], record["seed"], record["status"]) == (trial.key, trial.seed, "completed")
+        tensors, _ = read_tensors(store.folder(trial.key) / "pictures.safetensors", kind="pictures", error=DataError)
+        assert tensors["originals"].shape == (2, 1, 8, 8)
+
+
+def test_what_is_finished_is_not_done_again(store: Store) -> None:
+    work(job(store, ONE))
+    before = (store.folder(ONE.key) / "record.json").stat()
+    work(job(store, ONE, TWO))
+    after = (store.folder(ONE.key) / "record.json").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert record_of(store, TWO)["status"] == "completed"
+
+
+def test_what_somebody_else_works_on_is_left_alone(store: Store, claim: Claim) -> None:
+    work(job(store, ONE, TWO))
+    assert store.unfinished([ONE.key, TWO.key]) == [ONE.key]
+    claim.check()
+
+
+def test_what_somebody_finishes_just_before_the_claim_is_not_done_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire = Claims.acquire
+
+    def overtaken(claims: Claims, folder: Path) -> Claim | None:
+        (folder / "record.json").write_text('{"status": "completed"}')
+        return acquire(claims, folder)
+
+    monkeypatch.setattr(Claims, "acquire", overtaken)
+    work(job(store, ONE))
+    assert store.record(ONE.key) == {"status": "completed"}
+    assert names(store.folder(ONE.key)) == ["record.json", "trial.json"]
+
+
+def test_a_worker_sets_its_number_of_threads_and_goes_home(store: Store, tmp_path: Path) -> None:
+    here = Path.cwd()
+    try:
+        work(job(store, ONE, threads=2, home=str(tmp_path)))
+        assert Path.cwd() == tmp_path
+    finally:
+        os.chdir(here)
+        torch.set_num_threads(1)
+    assert record_of(store, ONE)["threads"] == 2
+
+
+# Going on
+
+
+def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_images(store: Store, claims: Claims) -> None:
+    for iteration in (10, 20):
+        claim = claims.acquire(store.folder(ONE.key))
+        assert claim is not None
+        with pytest.raises(Killed):
+            attempt(store, ONE, claim, checkpoint_seconds=0, watch=kill_at(iteration))
+        claim.release()
+        assert names(store.folder(ONE.key)) == ["checkpoint.pt", "trial.json"]
+    seen: list[int] = []
+    claim = claims.acquire(store.folder(ONE.key))
+    assert claim is not None
+    attempt(store, ONE, claim, watch=lambda moment, total: seen.append(moment.iteration))
+    claim.release()
+    assert seen == [20]  # the one that the kill cut off; those before it are not done again
+    assert names(store.folder(ONE.key)) == ["pictures.safetensors", "record.json", "trial.json"]
+
+    whole = Store(store.directory / "whole")
+    whole.prepare("", [ONE], claims)
+    work(job(whole, ONE))
+    assert (store.folder(ONE.key) / "pictures.safetensors").read_bytes() == (
+        whole.folder(ONE.key) / "pictures.safetensors"
+    ).read_bytes()
+    assert record_of(store, ONE)["mismatch"] == record_of(whole, ONE)["mismatch"]
+    assert record_of(store, ONE)["images"] == record_of(whole, ONE)["images"]
+
+
+def test_a_checkpoint_of_other_threads_is_not_mixed_in(store: Store, claim: Claim) -> None:
+    with pytest.raises(Killed):
+        attempt(store, ONE, claim, checkpoint_seconds=0, watch=kill_at(20))
+    seen: list[int] = []
+    torch.set_num_threads(2)
+    try:
+        attempt(store, ONE, claim, watch=lambda moment, total: seen.append(moment.iteration))
+    finally:
+        torch.set_num_threads(1)
+    assert seen == [0, 10, 20]
+
+
+def test_an_interrupted_trial_stays_unfinished_and_ends_the_worker(store: Store, monkeypatch: Any) -> None:
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("undelta.attacker.loop.Loop.step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        work(job(store, ONE, TWO))
+    assert store.unfinished([ONE.key, TWO.key]) == [ONE.key, TWO.key]
+    assert "claim.json" not in names(store.folder(ONE.key))
+
+
+def test_who_has_lost_its_claim_writes_nothing(store: Store, claim: Claim) -> None:
+    def lose(moment: Moment, total: int) -> None:
+        claim.path.unlink(missing_ok=True)
+
+    assert attempt(store, ONE, claim, checkpoint_seconds=math.inf, watch=lose) is None
+    assert names(store.folder(ONE.key)) == ["trial.json"]
+
+
+def test_who_learns_of_its_loss_stops_at_once(store: Store, claim: Claim) -> None:
+    seen: list[int] = []
+
+    def lose(moment: Moment, total: int) -> None:
+        seen.append(moment.iteration)
+        claim.lost = moment.iteration == 10
+
+    assert attempt(store, ONE, claim, checkpoint_seconds=math.inf, watch=lose) is None
+    assert seen == [0, 10]
+
+
+def test_the_record_comes_last_so_a_finished_trial_has_its_pictures(store: Store) -> None:
+    calls: list[list[str]] = []
+
+    def lose_after_pictures() -> None:
+        calls.append(names(store.folder(ONE.key)))
+        if len(calls) == 2:
+            raise ClaimLost
+
+    with pytest.raises(ClaimLost):
+        store.finish(ONE.key, {"status": "completed"}, {"originals": torch.zeros(1)}, lose_after_pictures)
+    assert calls == [["trial.json"], ["pictures.safetensors", "trial.json"]]
+    assert store.status(ONE.key) is None
+
+
+# Failing
+
+
+def test_a_trial_that_fails_is_recorded_and_the_next_one_runs(
+    store: Store, claims: Claims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_model.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = replace(ONE, scenario=replace(SCENARIO, model="broken_model:build", model_arguments={}))
+    store.prepare("", [broken, TWO], claims)
+    work(job(store, broken, TWO))
+    record = record_of(store, broken)
+    assert (record["status"], record["error"]) == ("failed", "RuntimeError: shapes do not fit")
+    assert record["psnr"] is None
+    assert 'raise RuntimeError("shapes' in (store.folder(broken.key) / "error.txt").read_text()
+    assert record_of(store, TWO)["status"] == "completed"
+
+
+def test_an_attack_that_lacks_knowledge_is_not_applicable_rather_than_failed(store: Store, claims: Claims) -> None:
+    blind = replace(ONE, scenario=replace(SCENARIO, grant_labels=False))
+    store.prepare("", [blind], claims)
+    work(job(store, blind))
+    record = record_of(store, blind)
+    assert record["status"] == "not applicable"
+    assert "grant_labels" in record["error"]
+    assert names(store.folder(blind.key)) == ["record.json", "trial.json"]
+
+
+def test_failed_trials_are_forgotten_only_when_asked_and_others_never(store: Store, claims: Claims) -> None:
+    work(job(store, TWO))
+    path = store.folder(ONE.key) / "record.json"
+    path.write_text(json.dumps({"status": "failed"}))
+    fresh = Store(store.directory)
+    assert fresh.unfinished([ONE.key, TWO.key]) == []
+    fresh.forget_failed([ONE.key, TWO.key], claims)
+    assert fresh.unfinished([ONE.key, TWO.key]) == [ONE.key]
+    assert names(store.folder(ONE.key)) == ["trial.json"]
+
+
+def test_a_failed_trial_that_somebody_retries_already_is_left_to_them(store: Store, claim: Claim) -> None:
+    (store.folder(ONE.key) / "record.json").write_text(json.dumps({"status": "failed"}))
+    store.forget_failed([ONE.key], Claims(worker="other"))
+    assert record_of(store, ONE)["status"] == "failed"
+
+
+def test_a_retry_that_has_just_succeeded_is_not_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store.folder(ONE.key) / "record.json"
+    path.write_text(json.dumps({"status": "failed"}))
+    acquire = Claims.acquire
+
+    def overtaken(claims: Claims, folder: Path) -> Claim | None:
+        path.write_text(json.dumps({"status": "completed"}))
+        return acquire(claims, folder)
+
+    monkeypatch.setattr(Claims, "acquire", overtaken)
+    store.forget_failed([ONE.key], Claims(worker="late"))
+    assert record_of(store, ONE)["status"] == "completed"
+    assert store.status(ONE.key) == "completed"
+
+
+# The directory
+
+
+def test_the_directory_holds_the_configuration_and_the_trials(store: Store) -> None:
+    assert (store.directory / "audit.toml").read_text() == "# text\n"
+    assert names(store.directory / "trials") == sorted([ONE.key, TWO.key])
+    values = json.loads((store.folder(ONE.key) / "trial.json").read_text())
+    assert set(values) == {"name", "scenario", "attack", "arguments", "defense", "seed"}
+    assert store.trial(ONE.key) == ONE
+
+
+def test_trials_no_longer_asked_for_are_set_aside_and_come_back(store: Store, claims: Claims) -> None:
+    work(job(store, ONE, TWO))
+    store.prepare("", [TWO], claims)
+    assert names(store.directory / "trials") == [TWO.key]
+    assert names(store.directory / "retired") == [ONE.key]
+    again = Store(store.directory)
+    again.prepare("", [ONE, TWO], claims)
+    assert again.unfinished([ONE.key, TWO.key]) == []
+    assert names(store.directory / "retired") == []
+
+
+def test_another_configuration_is_refused_while_the_first_one_runs(store: Store, claim: Claim) -> None:
+    with pytest.raises(ConfigError, match="another configuration"):
+        store.prepare("# other\n", [TWO], Claims(worker="other"))
+    assert (store.directory / "audit.toml").read_text() == "# text\n"
+    assert store.folder(ONE.key).exists()
+
+
+def test_a_new_name_reaches_finished_records_without_running_again(store: Store, claims: Claims) -> None:
+    work(job(store, ONE))
+    before = record_of(store, ONE)
+    store.prepare("", [replace(ONE, name="new", defense="shield"), TWO], claims)
+    assert record_of(store, ONE) == {**before, "name": "new", "defense": "shield"}
+
+
+def test_a_trial_in_another_trials_folder_is_refused(store: Store) -> None:
+    path = store.folder(ONE.key) / "trial.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 5'))
+    with pytest.raises(DataError, match="its folder is called"):
+        store.trial(ONE.key)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"status": 3}', "[" * 100_000])
+def test_a_damaged_record_is_named(store: Store, content: str) -> None:
+    (store.folder(ONE.key) / "record.json").write_text(content)
+    with pytest.raises(DataError, match=r"record\.json"):
+        store.status(ONE.key)
+
+
+def test_what_a_killed_worker_left_half_written_is_removed(store: Store) -> None:
+    folder = store.folder(ONE.key)
+    for name in (".record.json.abc", ".pictures.safetensors.abc", ".checkpoint.pt.abc", "checkpoint.pt"):
+        (folder / name).write_bytes(b"half")
+    work(job(store, ONE))
+    assert names(folder) == ["pictures.safetensors", "record.json", "trial.json"]

@@ -1,0 +1,1 @@
+"""The report, from files to a page in a browser."""
