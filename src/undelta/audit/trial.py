@@ -16,6 +16,7 @@ from undelta.audit.record import Record, describe_scenario, make_record, reset_p
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
+from undelta.engine.devices import device_of
 from undelta.errors import ConfigError
 from undelta.evaluation.score import Score, score
 from undelta.observation import Observation
@@ -96,6 +97,7 @@ def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str
     reset_peak_memory()
     private = trial.scenario.draw(trial.seed)
     observation = disclose(private, trial.scenario, seed=trial.seed)  # train, reveal
+    observation = observation.to(device_of("auto"))
     journal = (
         open_journal(journal_key(observation, trial.attack, trial.arguments, trial.seed)) if open_journal else None
     )
