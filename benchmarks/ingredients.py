@@ -2,10 +2,12 @@
 
     python benchmarks/ingredients.py floors --data cifar10.npz --out docs/results/floors.json
     python benchmarks/ingredients.py phases --data cifar10.npz --out docs/results/phases.json
+    python benchmarks/ingredients.py models --data cifar10.npz --out docs/results/models.json
 
 ``floors``: how badly each replay explains the update even when it is given the private images themselves: the mismatch
 below which no attack with that replay can tell right from wrong. A diagnosis by someone who owns the data; no
-attack sees it. ``phases``: PSNR after a second phase of 60 iterations, one ingredient changed at a time.
+attack sees it. ``phases``: PSNR after a second phase of 60 iterations, one ingredient changed at a time. ``models``: PSNR
+of ``strongest`` in short on other models and images, with and without BatchNorm statistics, restarts and the rollout.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from halves import ROWS, rows_of
 
 from undelta.attacker.attacks import strongest
 from undelta.attacker.distances import mismatch
@@ -107,17 +110,59 @@ def phases(data: str, seeds: tuple[int, ...]) -> list[dict[str, Any]]:
     return cells
 
 
+MODELS: dict[str, dict[str, Any]] = {
+    "CNN, photographs": {"data": "photos", "model": "cnn", "learning_rate": 0.004},
+    "LeNet": {"model": "lenet", "learning_rate": 0.02},
+    "ResNet-8, BatchNorm train": {"model": "resnet8", "model_arguments": {"width": 16}, "learning_rate": 0.004},
+    "ResNet-8, BatchNorm eval": {
+        "model": "resnet8",
+        "model_arguments": {"width": 16},
+        "learning_rate": 0.004,
+        "norm_mode": "eval",
+    },
+    "ResNet-18, BatchNorm train": {"model": "resnet18", "model_arguments": {"width": 8}, "learning_rate": 0.004},
+}
+SHORT = {"steps": 150, "rollout_steps": 60}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "strongest": SHORT,
+    "without the rollout": {"steps": 450, "rollout_steps": 1},
+    "no BatchNorm prior": {**SHORT, "bn": 0.0},
+    "BatchNorm prior 0.01": {**SHORT, "bn": 0.01},
+    "the server's statistics": {**SHORT, "bn_source": "server"},
+    "TV 0.1": {**SHORT, "tv": 0.1},
+    "best of 3 restarts": {**SHORT, "restarts": 3},
+}
+
+
+def models(data: str, seeds: tuple[int, ...]) -> list[dict[str, Any]]:
+    cells = []
+    for case, fields in MODELS.items():
+        scenario = Scenario(**{"data": data, "num_samples": 8, "epochs": 4, "batches": 2, "image_size": 32, **fields})
+        for seed in seeds:
+            private = scenario.draw(seed)
+            observation = disclose(private, scenario, seed=seed)
+            for name, arguments in VARIANTS.items():
+                result = strongest(**arguments)(observation, seed=seed)
+                value = score(result, private).psnr
+                cells.append({"case": case, "seed": seed, "name": name, "value": value, "mismatch": result.mismatch})
+                print(f"{case}, seed {seed}, {name}: {value:.2f}", flush=True)
+    return cells
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("floors", "phases"))
+    parser.add_argument("what", choices=("floors", "phases", "models"))
     parser.add_argument("--data", required=True)
+    parser.add_argument("--rows", choices=ROWS, default="all", help="which images of a .npz")
     parser.add_argument("--seeds", type=int, nargs="+", default=TUNING_SEEDS)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    cells = {"floors": floors, "phases": phases}[options.what](options.data, tuple(options.seeds))
+    study = {"floors": floors, "phases": phases, "models": models}[options.what]
+    cells = study(rows_of(options.data, options.rows), tuple(options.seeds))
     content = {
         "data": Path(options.data).name,
+        "rows": options.rows,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "cells": cells,
