@@ -46,7 +46,7 @@ def test_python_snippets_run_from_top_to_bottom(name: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(ROOT / name, "python")).replace("steps=200", "steps=2")
     assert "from undelta import" in code
-    exec(compile(code, name, "exec"), {"__name__": "snippet"})  # noqa: S102
+    exec(compile(code, name, "exec", dont_inherit=True), {"__name__": "snippet"})  # noqa: S102
 
 
 def commands() -> Iterator[tuple[str, str]]:
