@@ -6,8 +6,8 @@
 
 ``floors``: how badly each replay explains the update even when it is given the private images themselves: the mismatch
 below which no attack with that replay can tell right from wrong. A diagnosis by someone who owns the data; no
-attack sees it. ``phases``: PSNR after a second phase of 60 iterations, one ingredient changed at a time. ``models``: PSNR
-of ``strongest`` in short on other models and images, with and without BatchNorm statistics, restarts and the rollout.
+attack sees it. ``phases``: PSNR after a second phase of 60 iterations, one ingredient changed at a time. ``models``:
+PSNR of ``strongest`` in short on other models and images, with and without BatchNorm statistics, restarts and rollout.
 """
 
 from __future__ import annotations
