@@ -79,7 +79,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """The trials' results as one worker in this process has them."""
     store = Store(tmp_path_factory.mktemp("here"))
     store.prepare("", TRIALS, Claims(worker="test"))
-    work(job(store))
+    with pytest.MonkeyPatch.context() as patch:  # made before any test hides the weights of LPIPS
+        patch.delenv("UNDELTA_LPIPS", raising=False)
+        patch.setenv("XDG_CACHE_HOME", os.devnull)
+        work(job(store))
     return store
 
 

@@ -88,7 +88,18 @@ def built(name: str, **arguments: object) -> nn.Module:
     return build(name, arguments, shape=SHAPE, classes=CLASSES)
 
 
+def biased() -> nn.Module:
+    """Only biases are trained, as some fine-tune."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(256, CLASSES)
+    )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    return model
+
+
 CASES = {
+    "biases alone": biased,
     "mlp": lambda: built("mlp"),
     "LeNet": lambda: built("lenet", width=3),
     "CNN": lambda: built("cnn", width=4, hidden=8),
@@ -268,6 +279,80 @@ class Overwriting(nn.Module):
         features = self.conv(images)
         logits: Tensor = self.head((self.relu(features) + features).flatten(1))
         return logits
+
+
+class Broadcasting(nn.Module):
+    """A sum of different shapes: outputs agree with a trace's, adjoints do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(3, 3, 3, padding=1), nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(432, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.conv(images)
+        logits: Tensor = self.head((features + self.pool(features)).flatten(1))
+        return logits
+
+
+class Detached(Broadcasting):
+    """A backbone without gradients, which a trace forgets."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = self.conv(images)
+        logits: Tensor = self.head(features.flatten(1))
+        return logits
+
+
+class Named(Broadcasting):
+    """Arguments by name."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(input=self.conv(images).flatten(1))
+        return logits
+
+
+class Aside(Broadcasting):
+    """A BatchNorm on a branch that leads nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.conv(images)
+        self.norm(features)
+        logits: Tensor = self.head(features.flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("make", [Broadcasting, Detached, Named, Aside])
+def test_what_a_trace_cannot_tell_is_left_to_autograd(make: type[nn.Module]) -> None:
+    model = make().double()
+    network, point = network_of(model), parameters_of(model)
+    images, labels = batch(model)
+    assert isinstance(network.tape(point, images, labels), AutogradTape)
+
+
+def test_a_tape_may_be_pulled_twice() -> None:
+    model = prepared(built("convnet", width=4))
+    network, point = network_of(model), parameters_of(model)
+    images, labels = batch(model)
+    one, other = ({name: torch.full_like(value, size) for name, value in point.items()} for size in (1.0, 0.3))
+    tape = network.tape(point, images, labels)
+    tape.pull(one, parameters=True)
+    close(
+        tape.pull(other, parameters=True).images,
+        network.tape(point, images, labels).pull(other, parameters=True).images,
+    )
+
+
+def test_a_trace_that_is_given_up_decides_no_more_whether_samples_are_coupled() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(576, CLASSES)).double()
+    model.register_forward_hook(lambda module, inputs, output: output - output.mean(0, keepdim=True))
+    images, _ = batch(model)
+    assert network_of(model).couples(images)
 
 
 def test_a_trace_that_does_something_else_than_the_module_is_given_up() -> None:

@@ -6,6 +6,7 @@ import re
 
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from undelta.report.read import Audit
 
@@ -202,6 +203,7 @@ def test_arrow_keys_read_a_chart_aloud(opened: Browser, read: Audit) -> None:
     run(opened, "arguments[0].focus()", drawn)
     ActionChains(opened).send_keys(Keys.ARROW_RIGHT).perform()
     first = read.entries[0].mismatches[0]
+    WebDriverWait(opened, 5).until(lambda browser: find(browser, "#tip").text != "")
     assert f"awa: seed 0, iteration 0, {first.seconds:.1f} s: mismatch {first.value:.4g}" == find(opened, "#tip").text
     ActionChains(opened).send_keys(Keys.ARROW_RIGHT).perform()
     assert f"iteration {read.entries[0].mismatches[1].iteration}," in find(opened, "#tip").text

@@ -36,9 +36,10 @@ class Journal:
         self._label, self._state = "", dict[str, Any]()
         self._saved = -math.inf  # the first checkpoint is due at once, so that there is always one
         # One process reads and writes; where several share an attack, the others hear of it.
-        saved = ranks.same_bytes(path.read_bytes() if ranks.rank() == 0 and path.exists() else b"")
+        there = ranks.rank() == 0 and path.exists()
+        saved = ranks.same_bytes(b"." + path.read_bytes() if there else b"")
         if saved:
-            self._read(saved)
+            self._read(saved[1:])
 
     def _read(self, saved: bytes) -> None:
         try:

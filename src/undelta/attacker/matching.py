@@ -152,7 +152,7 @@ class GradientMatching:
     ) -> Reconstruction:
         """One try (of a group of runs, side by side)."""
         if journal and (done := journal.finished(label)):
-            return done
+            return done.to(observation.device)
         loops = [Loop(self, observation, stream("attacker", *seed, 0), start)]
         for member in range(1, self.group):
             # The same labels in the same places: a mean over different classes would be nobody's image.

@@ -131,6 +131,7 @@ class BatchNormStatistics:
             parts = [
                 (mean - moments[name].mean).norm() + (variance - moments[name].variance).norm()
                 for name, (mean, variance) in targets.items()
+                if name in moments  # not a layer that the model never calls
             ]
             return self.weight * torch.stack(parts).sum()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 Status: TypeAlias = Literal["completed", "interrupted", "diverged"]
@@ -43,3 +44,12 @@ class Reconstruction:
     """What the replay learned of the client's path, such as SME's position."""
     variables: dict[str, Tensor] = field(default_factory=dict, repr=False)
     """What a later phase continues from, other than images: latents, label logits."""
+
+    def to(self, device: torch.device) -> Reconstruction:
+        """The same on another device; pictures on the way stay where they are."""
+        return replace(
+            self,
+            images=self.images.to(device),
+            labels=self.labels.to(device),
+            variables={name: value.to(device) for name, value in self.variables.items()},
+        )

@@ -74,17 +74,13 @@ def attack_job(
     method = make_attack(attack, arguments)
     observation = load_observation(observation_path, model=model)
     key = journal_key(observation, attack, arguments, seed)
+    ranks.join(device_of(device))
     observation = observation.to(device_of(device))
     fresh = not out.exists()
-    ranks.join()
-    if ranks.rank() == 0:
-        check_directory(out, overwrite=overwrite)
-        make_directory(out)
-        if overwrite:
-            (out / CHECKPOINT).unlink(missing_ok=True)
+    _prepare(out, overwrite=overwrite)
     reset_peak_memory()
-    journal = Journal(out / CHECKPOINT, key=key, seconds=checkpoint_seconds)
     try:
+        journal = Journal(out / CHECKPOINT, key=key, seconds=checkpoint_seconds)
         reconstruction = method(observation, seed=seed, watch=watch, journal=journal)
     except RankFailure as problem:
         raise RankFailure(f"{problem}; {_resume(out)}") from None
@@ -92,11 +88,6 @@ def attack_job(
         if ranks.rank() == 0 and fresh and not any(out.iterdir()):
             out.rmdir()  # refused before any work: leave nothing behind
         raise
-    except RuntimeError as problem:
-        if not ranks.shared():
-            raise
-        reason = str(problem).partition("\n")[0]
-        raise RankFailure(f"lost touch with another of this run's processes ({reason}); {_resume(out)}") from problem
     first = ranks.rank() == 0
     ranks.leave()
     record = make_record(
@@ -121,7 +112,26 @@ def attack_job(
     return record
 
 
+def _prepare(out: Path, *, overwrite: bool) -> None:
+    """Make the run directory; where several processes share the attack, all hear what the first one found."""
+    problem = ""
+    if ranks.rank() == 0:
+        try:
+            check_directory(out, overwrite=overwrite)
+            make_directory(out)
+        except ConfigError as found:
+            problem = str(found)
+        else:
+            if overwrite:
+                (out / CHECKPOINT).unlink(missing_ok=True)
+    problem = ranks.same_bytes(problem.encode()).decode()
+    if problem:
+        raise ConfigError(problem)
+
+
 def _resume(out: Path) -> str:
+    if not (out / CHECKPOINT).exists():
+        return "there is no checkpoint here yet"
     return f"the last checkpoint is {out / CHECKPOINT}, and the same command goes on from there"
 
 

@@ -12,8 +12,10 @@ from undelta.errors import ConfigError
 def device_of(name: str) -> torch.device:
     """A device by its name; "auto" is this process's GPU where there is one, else the CPU."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus) if gpus else torch.device("cpu")
+    if name == "auto" and not gpus:
+        return torch.device("cpu")
+    if name in ("auto", "cuda") and gpus:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus)
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -14,8 +14,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from undelta.engine import losses, ranks
+from undelta.engine.norms import ONE_VALUE
 from undelta.engine.program import Pull, Sweep
 from undelta.engine.tracing import trace
+from undelta.errors import ConfigError
+from undelta.seeding import stream
 from undelta.training import LOSSES, LocalTraining
 from undelta.updates import Update, inner
 
@@ -55,19 +58,24 @@ class Network:
                 module.eval()
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
-        if ranks.shared():
-            ranks.share_statistics(self.model)
+        self.shares_statistics = ranks.shared() and ranks.share_statistics(self.model)
         self._loss, self._derivatives = LOSSES[training.loss], losses.LOSSES[training.loss]
         self._program = trace(self.model)
         self._checked = False
         self._couples: bool | None = None
         self._activations: dict[tuple[int, int, int], int] = {}
-        self._constants = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        self._trained = [name for name, value in model.named_parameters() if value.requires_grad]
+        self._constants: dict[str, Tensor] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def outputs(self, parameters: Update, images: Tensor) -> Tensor:
         """The model's outputs at the given parameters."""
         with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
-            outputs: Tensor = functional_call(self.model, parameters, (images,))
+            try:
+                outputs: Tensor = functional_call(self.model, parameters, (images,))
+            except ValueError as problem:
+                if "per channel" not in str(problem):
+                    raise
+                raise ConfigError(ONE_VALUE) from problem
         return outputs
 
     def loss(self, parameters: Update, images: Tensor, labels: Tensor) -> Tensor:
@@ -83,29 +91,59 @@ class Network:
         point = {name: value.detach() for name, value in point.items()}
         images, labels = images.detach().contiguous(), labels.detach()
         with torch.no_grad():
-            if self._program and not self._checked:
-                self._check(point, images, labels)
+            self._check(images)
             if self._program:
                 given = (self._program, self._derivatives, self._constants, point, images, labels)
                 return Sweep(*given, share=share, gradient=gradient)
         return AutogradTape(self, point, images, labels, share)
 
-    def _check(self, point: Update, images: Tensor, labels: Tensor) -> None:
-        """Give the traced operations up if they do not do what the module does: it may do more than a trace shows."""
-        assert self._program is not None  # noqa: S101
-        told = self.outputs(point, images)
+    def _check(self, images: Tensor) -> None:
+        """Give the traced operations up if they do not do what the module does, which may do more than a trace shows.
+
+        Once, on a few images, in float64: outputs, gradient, and the gradient's derivatives.
+        """
+        if self._checked or self._program is None:
+            return
+        self._checked = True
+        images = images[:4].detach().double().contiguous().requires_grad_()
+        constants = {
+            name: value.detach().double() if value.is_floating_point() else value
+            for name, value in self._constants.items()
+        }
+        point = {name: constants[name].requires_grad_() for name in self._trained}
+        with torch.enable_grad():
+            outputs = self.outputs({**constants, **point}, images)
+            labels = torch.zeros(len(outputs), dtype=torch.int64, device=images.device)
+            loss = self._loss(outputs, labels)
+            gradients = torch.autograd.grad(
+                loss, list(point.values()), create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            draw = stream("engine", "check")
+            mu = {
+                name: torch.randn(value.shape, generator=draw, dtype=torch.float64).to(value.device)
+                for name, value in point.items()
+            }
+            product = inner(dict(zip(point, gradients, strict=True)), mu)
+        told = [outputs, *gradients]
+        if product.requires_grad:
+            wanted = [images, *point.values()]
+            told.extend(torch.autograd.grad(product, wanted, allow_unused=True, materialize_grads=True))
         try:
-            swept = Sweep(self._program, self._derivatives, self._constants, point, images, labels).outputs
-            same = swept.shape == told.shape and _near(swept, told)
-        except RuntimeError:  # shapes that do not fit
+            swept = Sweep(self._program, self._derivatives, constants, point, images, labels)
+            pulled = swept.pull(mu, parameters=True)
+            assert pulled.parameters is not None  # noqa: S101
+            found = [swept.outputs, *swept.gradient.values(), pulled.images, *pulled.parameters.values()]
+            same = len(found) == len(told) and _near(found, told)
+        except (RuntimeError, LookupError):  # shapes that do not fit
             same = False
         if not same:
-            self._program = None
-        self._checked = True
+            self._program, self._couples = None, None
 
     def couples(self, images: Tensor) -> bool:
         """Whether the samples of a mini-batch see one another, so that it cannot be cut into parts."""
         if self._couples is None:
+            with torch.no_grad():
+                self._check(images)
             if self._program:
                 self._couples = self._program.couples
             elif any(isinstance(module, _BatchNorm) and module.training for module in self.model.modules()):
@@ -114,7 +152,7 @@ class Network:
                 parameters: Update = dict(self.model.named_parameters())
                 with torch.no_grad():
                     together, alone = (self.outputs(parameters, part) for part in (images[:2], images[:1]))
-                self._couples = not _near(together[:1], alone)
+                self._couples = not _near([together[:1]], [alone])
         return self._couples
 
     def activations(self, image_shape: tuple[int, int, int]) -> int:
@@ -140,9 +178,13 @@ class Network:
         return self._activations[image_shape]
 
 
-def _near(found: Tensor, expected: Tensor) -> bool:
-    tolerance = torch.finfo(expected.dtype).eps ** 0.5 * float(expected.abs().max())
-    return torch.allclose(found, expected, rtol=0.0, atol=tolerance)
+def _near(found: list[Tensor], expected: list[Tensor]) -> bool:
+    """Whether all are equal but for rounding, each measured by its own size."""
+    return all(
+        one.shape == other.shape
+        and bool((one - other).norm() <= torch.finfo(other.dtype).eps ** 0.5 * (other.norm() + 1e-3))
+        for one, other in zip(found, expected, strict=True)
+    )
 
 
 class AutogradTape:

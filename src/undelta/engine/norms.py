@@ -11,6 +11,10 @@ from undelta.engine.moments import mean_and_squares, sum_per_channel
 from undelta.engine.ops import Back, Cell, Maybe, Parameters
 from undelta.errors import ConfigError
 
+ONE_VALUE = (
+    "BatchNorm over one value per channel has no statistics; use fewer batches, larger images, or norm_mode = 'eval'"
+)
+
 
 def _channels(values: Tensor, like: Tensor) -> Tensor:
     """One value per channel, shaped to broadcast over ``like``."""
@@ -61,10 +65,7 @@ class BatchNorm(_Norm):
         (values,) = inputs
         count = values.numel() // values.shape[1]
         if count == 1:
-            raise ConfigError(
-                "BatchNorm over one value per channel has no statistics; use fewer batches, larger images, or "
-                "norm_mode = 'eval'"
-            )
+            raise ConfigError(ONE_VALUE)
         mean, squares = mean_and_squares(values)
         inverse = (squares / count + self.eps).rsqrt()
         normal = (values - _channels(mean, values)).mul_(_channels(inverse, values))
@@ -100,10 +101,11 @@ class BatchNorm(_Norm):
     def tangent(self, cell: Cell, at: Parameters, mu: Parameters, *tangents: Maybe) -> Maybe:
         """γ P(ẋ)/s + γ̇ x̂ + β̇."""
         normal, inverse, result = cell.saved[0], cell.saved[2], None
+        cell.tangent = None
         if tangents[0] is not None:
             moved, product, _ = self._projected(tangents[0], cell, inverse)
             cell.tangent = moved  # of x̂
-            cell.saved = (*cell.saved, product)
+            cell.saved = (*cell.saved[:5], product)
             weight = self._weight(at)
             result = moved.clone() if weight is None else moved * _channels(weight, moved)
         return self._shift(result, mu, normal)

@@ -137,9 +137,12 @@ class Convolution:
     def tangent(self, cell: Cell, at: Parameters, mu: Parameters, *tangents: Maybe) -> Maybe:
         """μ * x + W * ẋ."""
         (values,), (cell.tangent,) = cell.saved, tangents
+        bias = mu.get(self.bias) if self.bias else None
         result = None
         if self.weight in mu:
-            result = self._apply(values, mu[self.weight], mu.get(self.bias) if self.bias else None)
+            result = self._apply(values, mu[self.weight], bias)
+        elif bias is not None:  # a frozen weight
+            result = self._apply(values, torch.zeros_like(at[self.weight]), bias)
         if cell.tangent is not None:
             moved = self._apply(cell.tangent, at[self.weight])
             result = moved if result is None else result.add_(moved)
@@ -190,9 +193,12 @@ class Dense:
     def tangent(self, cell: Cell, at: Parameters, mu: Parameters, *tangents: Maybe) -> Maybe:
         """μ x + W ẋ."""
         (values,), (cell.tangent,) = cell.saved, tangents
+        bias = mu.get(self.bias) if self.bias else None
         result = None
         if self.weight in mu:
-            result = F.linear(values, mu[self.weight], mu.get(self.bias) if self.bias else None)
+            result = F.linear(values, mu[self.weight], bias)
+        elif bias is not None:  # a frozen weight
+            result = bias.expand(len(values), -1).clone()
         if cell.tangent is not None:
             moved = F.linear(cell.tangent, at[self.weight])
             result = moved if result is None else result.add_(moved)
@@ -313,6 +319,8 @@ class Sum:
 
     def forward(self, cell: Cell, at: Parameters, *inputs: Tensor) -> Tensor:
         """The sum x + x'."""
+        if inputs[0].shape != inputs[1].shape:
+            raise RuntimeError("a sum that broadcasts has other adjoints")
         return inputs[0] + inputs[1]
 
     def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:

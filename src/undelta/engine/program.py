@@ -72,7 +72,7 @@ class Sweep:
             for place in dying[index]:
                 values[place] = None  # what later sweeps need is in the cells
         self.outputs = _given(values[program.output])
-        self.gradient = self._backward(gradient)
+        self.gradient: Update = self._backward(gradient)
 
     def _backward(self, wanted: bool) -> Update:
         """The adjoints δ of all values, and with ``wanted`` the gradient."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import torch
@@ -17,17 +18,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from undelta.errors import RankFailure
+from undelta.errors import ConfigError, RankFailure
 
 
-def join() -> None:
-    """Become one of several processes if ``torchrun`` says so: nccl where there are GPUs, else gloo."""
+def join(device: torch.device) -> None:
+    """Become one of several processes if ``torchrun`` says so: nccl on GPUs, else gloo."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         return
-    gpu = torch.cuda.is_available()
-    if gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if gpu else "gloo")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     signal.signal(signal.SIGTERM, _stopped)  # what torchrun sends to all when one of them has died
 
 
@@ -46,6 +46,11 @@ def shared() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def size() -> int:
+    """How many processes share the attack."""
+    return dist.get_world_size() if shared() else 1
+
+
 def rank() -> int:
     """This process's number; 0 is the one that writes files."""
     return dist.get_rank() if shared() else 0
@@ -55,8 +60,17 @@ def part_of(count: int) -> slice:
     """The samples of a mini-batch that are this rank's."""
     if not shared():
         return slice(0, count)
-    size, number = dist.get_world_size(), dist.get_rank()
-    return slice(count * number // size, count * (number + 1) // size)
+    return slice(count * rank() // size(), count * (rank() + 1) // size())
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """A collective: it fails if another process does not take part any more."""
+    try:
+        yield
+    except RuntimeError as problem:
+        reason = str(problem).partition("\n")[0]
+        raise RankFailure(f"lost touch with another of this run's processes ({reason})") from problem
 
 
 def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
@@ -65,7 +79,8 @@ def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
         return
     tensors = list(tensors)
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.all_reduce(flat)
+    with _together():
+        dist.all_reduce(flat)
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 
@@ -75,12 +90,13 @@ def same_bytes(content: bytes) -> bytes:
     if not shared():
         return content
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-    size = torch.tensor([len(content)], device=device)
-    dist.broadcast(size, 0)
-    buffer = torch.zeros(int(size), dtype=torch.uint8, device=device)
-    if rank() == 0 and content:
-        buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-    dist.broadcast(buffer, 0)
+    length = torch.tensor([len(content)], device=device)
+    with _together():
+        dist.broadcast(length, 0)
+        buffer = torch.zeros(int(length), dtype=torch.uint8, device=device)
+        if rank() == 0 and content:
+            buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        dist.broadcast(buffer, 0)
     return bytes(buffer.cpu().numpy())
 
 
@@ -97,7 +113,9 @@ class SharedBatchNorm(_BatchNorm):
         axes = [axis for axis in range(inputs.dim()) if axis != 1]
         shape = [1, -1, *[1] * (inputs.dim() - 2)]
         count = inputs.new_tensor([inputs.numel() / inputs.shape[1]])
-        dist.all_reduce(count)
+        sum_over_ranks([count])
+        if int(count) == 1:
+            raise ConfigError("BatchNorm over one value per channel has no statistics; use fewer batches")
         mean = (_sum(inputs.sum(axes)) / count).view(shape)
         centered = inputs - mean
         variance = (_sum(centered.square().sum(axes)) / count).view(shape)
@@ -114,7 +132,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(context: object, values: Tensor) -> Tensor:
         total = values.clone()
-        dist.all_reduce(total)
+        sum_over_ranks([total])
         return total
 
     @staticmethod
@@ -127,9 +145,12 @@ def _sum(values: Tensor) -> Tensor:
     return total
 
 
-def share_statistics(model: nn.Module) -> None:
-    """Let every BatchNorm in train mode take its statistics over all ranks."""
+def share_statistics(model: nn.Module) -> bool:
+    """Let every BatchNorm that uses its batch's statistics take them over all ranks; whether there was one."""
+    made: dict[nn.Module, SharedBatchNorm] = {}
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, _BatchNorm) and child.training:
-                setattr(parent, name, SharedBatchNorm(child))
+        for name, child in list(parent._modules.items()):
+            if isinstance(child, _BatchNorm) and (child.training or child.running_mean is None):
+                made.setdefault(child, SharedBatchNorm(child))
+                setattr(parent, name, made[child])
+    return bool(made)

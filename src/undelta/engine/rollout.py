@@ -16,7 +16,7 @@ from torch import Tensor
 from undelta.engine import ranks
 from undelta.engine.moments import MomentPrior, Tally
 from undelta.engine.network import Network, Tape
-from undelta.engine.program import Pull
+from undelta.engine.program import Pull, Sweep
 from undelta.errors import ConfigError
 from undelta.updates import Update
 
@@ -178,11 +178,15 @@ class _Path:
         """This rank's samples of a mini-batch, chunk by chunk."""
         images = self.steps[index].images
         own = ranks.part_of(len(images))
-        if own.start == own.stop and self.network.couples(images):
-            raise ConfigError(
-                f"a mini-batch of {len(images)} cannot be shared by more ranks than that where BatchNorm couples its "
-                "samples; start fewer processes"
-            )
+        if ranks.shared():  # the same checks, with the same outcome, on every rank
+            coupled = self.network.couples(images)
+            if coupled and not self.network.shares_statistics:
+                raise ConfigError("some layer of this model couples the samples of a mini-batch; run it in one process")
+            if len(images) < ranks.size() and (coupled or self.prior):
+                raise ConfigError(
+                    f"{ranks.size()} processes cannot share a mini-batch of {len(images)} where its statistics "
+                    "matter (BatchNorm in train mode, or a prior on it); start fewer"
+                )
         return [slice(i, min(i + self.room.chunk, own.stop)) for i in range(own.start, own.stop, self.room.chunk)]
 
     def _tape(self, index: int, point: Update, part: slice, *, gradient: bool) -> Tape:
@@ -212,8 +216,9 @@ class _Path:
             self._tapes[index, part.start] = tape
             if self.prior:
                 self._tallies[index].add(tape.norm_inputs())
-        gradient = dict(tape.gradient)
-        tape.gradient.clear()  # a kept tape need not keep it
+        gradient = tape.gradient
+        if isinstance(tape, Sweep):
+            tape.gradient = {}  # a kept tape need not keep it
         return gradient
 
     def pull(self, index: int, point: Update, mu: Update, *, parameters: bool) -> Pull:

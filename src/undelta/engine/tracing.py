@@ -26,6 +26,7 @@ FUNCTIONS: dict[Any, Operation] = {
     F.tanh: TANH,
 }
 METHODS: dict[str, Operation] = {"relu": RELU, "relu_": RELU, "sigmoid": SIGMOID, "tanh": TANH}
+FLATTENINGS: tuple[tuple[Any, dict[str, Any]], ...] = (((1,), {}), ((), {"start_dim": 1}))
 SUMS = (operator.add, operator.iadd, torch.add)
 
 
@@ -62,15 +63,16 @@ def _program(model: nn.Module, graph: fx.Graph) -> Program:
             pass  # a flattening view may use it
         else:
             module = modules[node.target] if node.op == "call_module" else None
+            if node.op == "call_module" and (node.kwargs or len(node.args) != 1 or node.args[0] not in places):
+                raise Untraceable("a module called in an unusual way")
             if isinstance(module, IDENTITIES):
                 places[node] = places[node.args[0]]
                 continue
             operation = _of_call(node) if module is None else _of_module(module, names)
             arity = 2 if isinstance(operation, Sum) else 1
-            try:
-                sources = tuple(places[value] for value in node.args[:arity])
-            except (KeyError, TypeError):
-                raise Untraceable("an operation on something else than one module's output") from None
+            if len(node.args) < arity or any(value not in places for value in node.args[:arity]):
+                raise Untraceable("an operation on something else than values")
+            sources = tuple(places[value] for value in node.args[:arity])
             if isinstance(operation, BatchNorm | FixedNorm):
                 if node.target in norms:
                     raise Untraceable("a BatchNorm that is used twice")
@@ -83,6 +85,12 @@ def _program(model: nn.Module, graph: fx.Graph) -> Program:
 def _finished(nodes: list[Node], norms: dict[str, int], output: int | None) -> Program:
     if not output:
         raise Untraceable("the output is not one operation's")
+    seen = {output}
+    for index in reversed(range(len(nodes))):
+        if index + 1 in seen:
+            seen.update(nodes[index].inputs)
+    if any(index + 1 not in seen for index in norms.values()):
+        raise Untraceable("a BatchNorm that the output does not depend on")
     couples = any(isinstance(node.operation, BatchNorm) for node in nodes)
     return Program(tuple(nodes), output, norms, couples)
 
@@ -97,12 +105,18 @@ def _of_module(module: nn.Module, names: Mapping[int, str]) -> Operation:
     return make(module, names)
 
 
+def _name(tensor: Tensor, names: Mapping[int, str]) -> str:
+    if id(tensor) not in names:
+        raise Untraceable("a weight that is not a parameter")
+    return names[id(tensor)]
+
+
 def _convolution(module: Any, names: Mapping[int, str]) -> Operation:
     if isinstance(module.padding, str) or module.padding_mode != "zeros":
         raise Untraceable("padding other than zeros")
     return Convolution(
-        weight=names[id(module.weight)],
-        bias=None if module.bias is None else names[id(module.bias)],
+        weight=_name(module.weight, names),
+        bias=None if module.bias is None else _name(module.bias, names),
         stride=module.stride,
         padding=module.padding,
         dilation=module.dilation,
@@ -111,15 +125,15 @@ def _convolution(module: Any, names: Mapping[int, str]) -> Operation:
 
 
 def _dense(module: Any, names: Mapping[int, str]) -> Operation:
-    return Dense(weight=names[id(module.weight)], bias=None if module.bias is None else names[id(module.bias)])
+    return Dense(weight=_name(module.weight, names), bias=None if module.bias is None else _name(module.bias, names))
 
 
 def _norm(module: Any, names: Mapping[int, str]) -> Operation:
-    weight = None if module.weight is None else names[id(module.weight)]
-    bias = None if module.bias is None else names[id(module.bias)]
+    weight = None if module.weight is None else _name(module.weight, names)
+    bias = None if module.bias is None else _name(module.bias, names)
     if module.training or module.running_mean is None:
         return BatchNorm(weight=weight, bias=bias, eps=module.eps)
-    mean, variance = names[id(module.running_mean)], names[id(module.running_var)]
+    mean, variance = _name(module.running_mean, names), _name(module.running_var, names)
     return FixedNorm(weight=weight, bias=bias, eps=module.eps, mean=mean, variance=variance)
 
 
@@ -194,7 +208,7 @@ def _of_call(node: fx.Node) -> Operation:
         return FUNCTIONS[node.target]
     if node.op == "call_method" and node.target in METHODS:
         return METHODS[node.target]
-    if node.target in (torch.flatten, "flatten") and node.args[1:] == (1,) and not node.kwargs:
+    if node.target in (torch.flatten, "flatten") and (node.args[1:], dict(node.kwargs)) in FLATTENINGS:
         return FLATTEN
     # view(n, -1), view(-1, features): taken for flattening; what it really does is checked by the first mini-batch.
     if node.op == "call_method" and node.target in ("view", "reshape") and len(node.args) == 3:
