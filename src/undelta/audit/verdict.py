@@ -13,6 +13,7 @@ from typing import Any, Literal
 from undelta.audit.record import Record
 from undelta.audit.trial import UNDEFENDED, Trial
 from undelta.errors import ConfigError
+from undelta.evaluation.metrics import RECOVERED_PSNR
 from undelta.parsing import unknown
 
 Level = Literal["recognizable", "not recognized", "not measured"]
@@ -31,7 +32,7 @@ class Thresholds:
     """
 
     ssim: float = 0.5
-    psnr: float = 18.0
+    psnr: float = RECOVERED_PSNR
 
     def __post_init__(self) -> None:
         if not 0 < self.ssim <= 1:
@@ -165,7 +166,7 @@ def _text(
     sentences = [
         f"Recognizable: {count} of {images} images ({rule}; attack {top['attack']}, {top['iterations']} iterations, "
         f"seed {top['seed']}).",
-        f"Worst image: {', '.join(numbers) or 'no number, since every image diverged'}.",
+        f"Worst of any image: {', '.join(numbers) or 'no number, since every image diverged'}.",
         f"Worst case of {_times(attacks, 'attack')} and {_times(seeds, 'seed')} ({_coverage(counts)}).",
         _limits(images, count),
     ]
