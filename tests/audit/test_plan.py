@@ -106,7 +106,7 @@ def test_values_in_names_read_as_in_toml(tmp_path: Path) -> None:
 def test_thresholds_are_read(tmp_path: Path) -> None:
     path = tmp_path / "audit.toml"
     path.write_text(BASE + ATTACK + "[verdict]\nssim = 0.7\n")
-    assert load_plan(path).thresholds == Thresholds(ssim=0.7, psnr=18.0)
+    assert load_plan(path).thresholds == Thresholds(ssim=0.7, psnr=20.0)
 
 
 def test_combinations_with_the_same_content_run_once_and_are_named(tmp_path: Path) -> None:
