@@ -261,6 +261,8 @@ def test_a_bad_observation_is_one_line(run: Run, here: Here, tmp_path: Path, dam
         (["--steps", "0"], "expected steps >= 1, got steps=0"),
         (["--steps", "-5"], "expected steps >= 1, got steps=-5"),
         (["--model", "no_such_module:build"], "no_such_module"),
+        (["--device", "abacus"], "expected a device such as auto, cpu, cuda or cuda:1, got 'abacus'"),
+        (["--device", "cuda:99"], "the device 'cuda:99' is not there"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )
@@ -269,6 +271,16 @@ def test_a_bad_option_is_one_line(run: Run, here: Here, tmp_path: Path, words: l
     assert is_one_clear_line(finished), finished
     assert complaint in finished.err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_memory_that_may_be_kept_reaches_the_engine(
+    run: Run, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr("undelta.engine.set_memory_limit", limits.append)
+    finished = here("attack", run.observation, "--out", tmp_path / "out", "--memory", "0.25", *QUICK)
+    assert finished.code == 0
+    assert limits == [2**28]
 
 
 def test_missing_files_are_one_line(run: Run, here: Here, tmp_path: Path) -> None:

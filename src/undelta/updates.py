@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -51,6 +51,12 @@ def layers_of(model: nn.Module) -> tuple[Layer, ...]:
         if fresh:
             layers.append(Layer(name=name, kind=_kind(module), parameters=fresh))
     return tuple(layers)
+
+
+def layers_within(layers: Iterable[Layer], names: Container[str]) -> tuple[Layer, ...]:
+    """The layers of which some parameters are among these, with those parameters only."""
+    parts = (replace(layer, parameters=tuple(name for name in layer.parameters if name in names)) for layer in layers)
+    return tuple(layer for layer in parts if layer.parameters)
 
 
 def _kind(module: nn.Module) -> Kind:

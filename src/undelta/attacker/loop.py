@@ -18,7 +18,7 @@ from undelta.attacker.reconstruction import Moment, Reconstruction, Status
 from undelta.attacker.replays import Replay
 from undelta.engine import Moments
 from undelta.observation import Observation
-from undelta.updates import Layer, layers_of
+from undelta.updates import layers_of, layers_within
 
 if TYPE_CHECKING:
     from undelta.attacker.matching import GradientMatching, Start
@@ -45,7 +45,7 @@ class Loop:
         priors = [prior(observation, self.replay) for prior in method.priors]
         self.penalties = [prior for prior in priors if prior is not None and not isinstance(prior, OnMoments)]
         self.on_moments = [prior.penalty for prior in priors if isinstance(prior, OnMoments)]
-        self.layers = _observed(layers_of(self.replay.network.model), set(self.replay.target))
+        self.layers = layers_within(layers_of(self.replay.network.model), self.replay.target)
         canvas = method.canvas
         if start:
             self.variables: Variables = canvas.carry(start.images, start.variables, observation)
@@ -248,12 +248,3 @@ class Loop:
         self.best = (state["best"][0], state["best"][1])
         self.recoveries, self.loss, self.mismatch = state["recoveries"], state["loss"], state["mismatch"]
         self.sound_mismatch, self.previous = state["sound_mismatch"], state["previous"]
-
-
-def _observed(layers: tuple[Layer, ...], names: set[str]) -> tuple[Layer, ...]:
-    """The layers of which something was observed."""
-    seen = (
-        Layer(name=layer.name, kind=layer.kind, parameters=tuple(name for name in layer.parameters if name in names))
-        for layer in layers
-    )
-    return tuple(layer for layer in seen if layer.parameters)

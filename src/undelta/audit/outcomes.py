@@ -21,7 +21,7 @@ from undelta.audit.trial import Outcome, Trial
 from undelta.evaluation.metrics import psnr, ssim
 from undelta.observation import Observation
 from undelta.seeding import stream
-from undelta.updates import Layer, layers_of
+from undelta.updates import layers_of, layers_within
 
 
 def finished_record(trial: Trial, outcome: Outcome) -> Record:
@@ -113,11 +113,7 @@ def layer_weights(
         return None
     replay = method.replay(observation, stream("attacker", seed, "layer weights"))
     target = replay.target
-    layers = [
-        Layer(name=layer.name, kind=layer.kind, parameters=tuple(name for name in layer.parameters if name in target))
-        for layer in layers_of(replay.network.model)
-    ]
-    layers = [layer for layer in layers if layer.parameters]
+    layers = layers_within(layers_of(replay.network.model), target)
     dummy = target
     if isinstance(method.weights, ErrorEnhanced):
         dummy = replay(observation.image.normalize(reconstruction.images), reconstruction.labels).update

@@ -6,7 +6,8 @@ forward, adjoints δ = ∂L/∂y backward, tangents ẏ forward, and the adjoint
 plain training step; the last two cost twice a forward and twice an input gradient. Autograd's double backward
 walks the same way, but through slower kernels and with more memory.
 
-An operation keeps what the later sweeps need in a `Cell`; the operation itself has no state.
+Here are operations without parameters; `affine` and `norms` have the others. An operation keeps what the later sweeps
+need in a `Cell`; the operation itself has no state.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ aten = torch.ops.aten
 
 Parameters: TypeAlias = Mapping[str, Tensor]
 Maybe: TypeAlias = Tensor | None
-
-SMALL_INPUT = 4  # channels: below, an image's adjoint is faster by one matrix product
-TINY_MAP = 64  # pixels: below, a weight's gradient is faster by one matrix product
 
 
 class Cell:
@@ -62,163 +60,6 @@ class Operation(Protocol):
         self, cell: Cell, at: Parameters, mu: Parameters, delta_dot: Tensor, *, parameters: bool
     ) -> Back:
         """The tangents of `backward`'s adjoints."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Convolution:
-    """y = W * x + b."""
-
-    weight: str
-    bias: str | None
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
-
-    def _apply(self, inputs: Tensor, weight: Tensor, bias: Maybe = None) -> Tensor:
-        return F.conv2d(inputs, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-
-    def _adjoint(self, delta: Tensor, inputs: Tensor, weight: Tensor, mask: tuple[bool, bool]) -> tuple[Tensor, Tensor]:
-        result = aten.convolution_backward(
-            delta,
-            inputs,
-            weight,
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            (0, 0),
-            self.groups,
-            (*mask, False),
-        )
-        return result[0], result[1]
-
-    def _input_adjoint(self, inputs: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
-        """Σ Wᵀ δ over pairs of δ and W."""
-        weight = pairs[0][1]
-        if self.groups > 1 or inputs.shape[1] > SMALL_INPUT:
-            parts = [self._adjoint(delta, inputs, weight, (True, False))[0] for delta, weight in pairs]
-            return parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
-        columns: Tensor | None = None
-        for delta, each in pairs:
-            transposed = each.flatten(1).t().expand(len(delta), -1, -1)
-            deltas = delta.flatten(2)
-            columns = transposed @ deltas if columns is None else columns.baddbmm_(transposed, deltas)
-        assert columns is not None  # noqa: S101
-        return F.fold(columns, inputs.shape[2:], weight.shape[2:], self.dilation, self.padding, self.stride)
-
-    def _weight_adjoint(self, delta: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
-        """δ ⊗ x, summed over the samples."""
-        if self.groups > 1 or delta.shape[2] * delta.shape[3] >= TINY_MAP or weight.shape[1] <= SMALL_INPUT:
-            return self._adjoint(delta, inputs, weight, (False, True))[1]
-        columns = F.unfold(inputs, weight.shape[2:], self.dilation, self.padding, self.stride)
-        left = delta.flatten(2).transpose(0, 1).reshape(delta.shape[1], -1)
-        right = columns.transpose(1, 2).reshape(-1, columns.shape[1])
-        return (left @ right).view_as(weight)
-
-    def _bias_adjoint(self, delta: Tensor) -> dict[str, Tensor]:
-        return {} if self.bias is None else {self.bias: delta.sum((0, 2, 3))}
-
-    def forward(self, cell: Cell, at: Parameters, *inputs: Tensor) -> Tensor:
-        """W * x + b."""
-        cell.saved = inputs
-        return self._apply(inputs[0], at[self.weight], at[self.bias] if self.bias else None)
-
-    def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
-        """Wᵀ δ, and δ ⊗ x."""
-        (values,) = cell.saved
-        adjoint = self._input_adjoint(values, (delta, at[self.weight])) if inputs else None
-        if not parameters:
-            return Back((adjoint,), {})
-        gradient = self._weight_adjoint(delta, values, at[self.weight])
-        return Back((adjoint,), {self.weight: gradient, **self._bias_adjoint(delta)})
-
-    def tangent(self, cell: Cell, at: Parameters, mu: Parameters, *tangents: Maybe) -> Maybe:
-        """μ * x + W * ẋ."""
-        (values,), (cell.tangent,) = cell.saved, tangents
-        bias = mu.get(self.bias) if self.bias else None
-        result = None
-        if self.weight in mu:
-            result = self._apply(values, mu[self.weight], bias)
-        elif bias is not None:  # a frozen weight
-            result = self._apply(values, torch.zeros_like(at[self.weight]), bias)
-        if cell.tangent is not None:
-            moved = self._apply(cell.tangent, at[self.weight])
-            result = moved if result is None else result.add_(moved)
-        return result
-
-    def backward_tangent(
-        self, cell: Cell, at: Parameters, mu: Parameters, delta_dot: Tensor, *, parameters: bool
-    ) -> Back:
-        """Wᵀ δ̇ + μᵀ δ, and δ̇ ⊗ x + δ ⊗ ẋ."""
-        (values,), delta = cell.saved, cell.delta
-        assert delta is not None  # noqa: S101
-        pairs = [(delta_dot, at[self.weight])]
-        if self.weight in mu:
-            pairs.append((delta, mu[self.weight]))
-        adjoint = self._input_adjoint(values, *pairs)
-        if not parameters:
-            return Back((adjoint,), {})
-        pair = delta_dot, values
-        if cell.tangent is not None:  # both products as one over twice the samples
-            pair = torch.cat([delta_dot, delta]), torch.cat([values, cell.tangent])
-        gradient = self._weight_adjoint(*pair, at[self.weight])
-        return Back((adjoint,), {self.weight: gradient, **self._bias_adjoint(delta_dot)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dense:
-    """y = W x + b."""
-
-    weight: str
-    bias: str | None
-
-    def _parameters(self, delta: Tensor, inputs: Tensor) -> dict[str, Tensor]:
-        gradients = {self.weight: delta.t() @ inputs}
-        if self.bias is not None:
-            gradients[self.bias] = delta.sum(0)
-        return gradients
-
-    def forward(self, cell: Cell, at: Parameters, *inputs: Tensor) -> Tensor:
-        """W x + b."""
-        cell.saved = inputs
-        return F.linear(inputs[0], at[self.weight], at[self.bias] if self.bias else None)
-
-    def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
-        """Wᵀ δ, and δ xᵀ."""
-        adjoint = delta @ at[self.weight] if inputs else None
-        return Back((adjoint,), self._parameters(delta, cell.saved[0]) if parameters else {})
-
-    def tangent(self, cell: Cell, at: Parameters, mu: Parameters, *tangents: Maybe) -> Maybe:
-        """μ x + W ẋ."""
-        (values,), (cell.tangent,) = cell.saved, tangents
-        bias = mu.get(self.bias) if self.bias else None
-        result = None
-        if self.weight in mu:
-            result = F.linear(values, mu[self.weight], bias)
-        elif bias is not None:  # a frozen weight
-            result = bias.expand(len(values), -1).clone()
-        if cell.tangent is not None:
-            moved = F.linear(cell.tangent, at[self.weight])
-            result = moved if result is None else result.add_(moved)
-        return result
-
-    def backward_tangent(
-        self, cell: Cell, at: Parameters, mu: Parameters, delta_dot: Tensor, *, parameters: bool
-    ) -> Back:
-        """Wᵀ δ̇ + μᵀ δ, and δ̇ xᵀ + δ ẋᵀ."""
-        (values,), delta = cell.saved, cell.delta
-        assert delta is not None  # noqa: S101
-        adjoint = delta_dot @ at[self.weight]
-        if self.weight in mu:
-            adjoint = adjoint.addmm_(delta, mu[self.weight])
-        if not parameters:
-            return Back((adjoint,), {})
-        gradients = self._parameters(delta_dot, values)
-        if cell.tangent is not None:
-            gradients[self.weight].addmm_(delta.t(), cell.tangent)
-        return Back((adjoint,), gradients)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,7 +142,7 @@ class _Path:
         """All steps; returns the update."""
         update: Update = {}
         for index, step in enumerate(self.steps):
-            point = self._moved(self.start, update)
+            point = _moved(self.start, update)
             if index % self.room.points == 0:
                 self._points[index] = point
             gradient = self._gradient(index, point, first=True)
@@ -161,18 +161,9 @@ class _Path:
             stretch = [self._points[first]]
             for index in range(first, min(first + self.room.points, len(self.steps)) - 1):
                 gradient = self._gradient(index, stretch[-1], first=False)
-                stretch.append(self._moved(gradient, stretch[-1], scale=-self.steps[index].learning_rate))
+                stretch.append(_moved(gradient, stretch[-1], scale=-self.steps[index].learning_rate))
             for offset in reversed(range(len(stretch))):
                 yield first + offset, stretch.pop()
-
-    def _moved(self, by: Update, update: Update, *, scale: float = 1.0) -> Update:
-        """scale·by + update, where an empty update is zero."""
-        values = list(by.values())
-        if not update:
-            moved = list(torch._foreach_mul(values, scale)) if scale != 1 else values
-        else:
-            moved = list(torch._foreach_add([update[name] for name in by], values, alpha=scale))
-        return dict(zip(by, moved, strict=True))
 
     def _parts(self, index: int) -> list[slice]:
         """This rank's samples of a mini-batch, chunk by chunk."""
@@ -233,7 +224,7 @@ class _Path:
             if label_part is not None and pulled.labels is not None:
                 label_part[part] = pulled.labels
             if pulled.parameters is not None:
-                total = self._moved(pulled.parameters, total)
+                total = _moved(pulled.parameters, total)
         if parameters and ranks.shared():
             total = total or {name: torch.zeros_like(value) for name, value in point.items()}
             ranks.sum_over_ranks(total.values())
@@ -246,3 +237,11 @@ class _Path:
             factor = -1 / (self.steps[index].learning_rate * len(self.steps))
             sources = self._tallies[index].sources(tape.norm_inputs(), factor)
         return tape.pull(mu, parameters=parameters, sources=sources)
+
+
+def _moved(by: Update, update: Update, *, scale: float = 1.0) -> Update:
+    """scale·by + update, where an empty update is zero."""
+    if not update:
+        return by if scale == 1 else dict(zip(by, torch._foreach_mul(list(by.values()), scale), strict=True))
+    moved = torch._foreach_add([update[name] for name in by], list(by.values()), alpha=scale)
+    return dict(zip(by, moved, strict=True))

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, fx, nn
 
+from undelta.engine.affine import Convolution, Dense
 from undelta.engine.norms import BatchNorm, FixedNorm
-from undelta.engine.ops import SIGMOID, TANH, Convolution, Dense, Fixed, MaxPool, Operation, Rectifier, Sum, aten
+from undelta.engine.ops import SIGMOID, TANH, Fixed, MaxPool, Operation, Rectifier, Sum, aten
 from undelta.engine.program import Node, Program
 
 RELU = Rectifier()

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from undelta.audit.record import read_results
+from undelta.audit.trial import UNDEFENDED
 from undelta.errors import DataError
 from undelta.report.fields import Fields, read_json, read_text
 
 METRICS = ("psnr", "ssim", "lpips", "mse", "fraction_recovered")
-UNDEFENDED = "none"
 UNFINISHED = "not finished"
 
 

@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from undelta.report.read import UNDEFENDED, Audit, Entry
+from undelta.audit.trial import UNDEFENDED
+from undelta.report.read import Audit, Entry
 
 BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 
