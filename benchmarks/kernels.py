@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from workloads import alternating, write
 
 from undelta.engine.affine import Convolution
-from undelta.engine.moments import mean_and_squares
+from undelta.engine.moments import centered_and_squares
 from undelta.engine.norms import BatchNorm
 from undelta.engine.ops import Cell, aten
 from undelta.engine.tracing import _tile_means
@@ -43,7 +43,7 @@ def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     return {
         "moments of a BatchNorm input (var_mean)": (
             lambda: torch.var_mean(maps, [0, 2, 3]),
-            lambda: mean_and_squares(maps),
+            lambda: centered_and_squares(maps),
         ),
         "variance of a layer's update (var_mean)": (
             lambda: torch.var_mean(flat),

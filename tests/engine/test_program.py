@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from undelta.engine import Network
+from undelta.engine.moments import Slope
 from undelta.engine.network import AutogradTape, Tape
 from undelta.engine.program import Sweep
 from undelta.models import build
@@ -153,12 +154,16 @@ def check_equal(swept: Tape, reference: AutogradTape, *, norms: bool = True) -> 
         name: torch.randn(value.shape, generator=generator, dtype=torch.float64)
         for name, value in reference.gradient.items()
     }
-    inputs = reference.norm_inputs()
-    assert set(swept.norm_inputs()) == set(inputs)
-    for name, value in inputs.items():
-        close(swept.norm_inputs()[name], value)
+    moments = reference.moments()
+    assert set(swept.moments()) == set(moments)
+    for name, (count, mean, squares) in moments.items():
+        found = swept.moments()[name]
+        assert found.count == count
+        close(found.mean, mean)
+        close(found.squares, squares)
     sources = {
-        name: torch.randn(value.shape, generator=generator, dtype=torch.float64) for name, value in inputs.items()
+        name: Slope(*torch.randn(2, len(part.mean), generator=generator, dtype=torch.float64))
+        for name, part in moments.items()
     }
     one, other = (tape.pull(mu, parameters=True, sources=sources) for tape in (swept, reference))
     close(one.images, other.images)

@@ -137,17 +137,19 @@ def _moments(layers: Sequence[Layer], update: Update) -> tuple[Tensor, Tensor]:
         parts = [update[name].reshape(-1) for name in layer.parameters]
         # torch.var_mean would do, but takes ten times as long on the CPU.
         count = sum(part.numel() for part in parts)
-        mean = torch.stack([part.sum() for part in parts]).sum() / count
+        sums = [part.sum() for part in parts]
+        mean = torch.stack(sums).sum() / count
         means.append(mean)
-        variances.append(torch.stack([_squares(part, mean) for part in parts]).sum() / count)
+        squares = [_squares(part, total, mean) for part, total in zip(parts, sums, strict=True)]
+        variances.append(torch.stack(squares).sum() / count)
     return torch.stack(means), torch.stack(variances)
 
 
-def _squares(values: Tensor, mean: Tensor) -> Tensor:
-    """Σ (v − mean)²; of many values, whose mean is small, without a copy of them."""
+def _squares(values: Tensor, total: Tensor, mean: Tensor) -> Tensor:
+    """Σ (v − mean)² with Σ v known; of many values, whose mean is small, without a copy of them."""
     if values.numel() < MANY:
         return (values - mean).square().sum()
-    return (torch.dot(values, values) - mean * (2 * values.sum() - values.numel() * mean)).clamp_min(0)
+    return (torch.dot(values, values) - mean * (2 * total - values.numel() * mean)).clamp_min(0)
 
 
 def _like(update: Update) -> Tensor:

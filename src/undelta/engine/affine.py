@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from undelta.engine.ops import Back, Cell, Maybe, Parameters, aten
+from undelta.engine.ops import Back, Cell, Maybe, Parameters, aten, given
 
 SMALL_INPUT = 4  # channels: up to here, an image's adjoint is faster by one matrix product
 TINY_MAP = 64  # pixels: below, a weight's gradient is faster by one matrix product
@@ -79,13 +79,12 @@ class Convolution(_Affine):
         if self.groups > 1 or inputs.shape[1] > SMALL_INPUT:
             parts = [self._adjoint(delta, inputs, weight, (True, False))[0] for delta, weight in pairs]
             return parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
-        columns: Tensor | None = None
+        columns: Maybe = None
         for delta, each in pairs:
             transposed = each.flatten(1).t().expand(len(delta), -1, -1)
             deltas = delta.flatten(2)
             columns = transposed @ deltas if columns is None else columns.baddbmm_(transposed, deltas)
-        assert columns is not None  # noqa: S101
-        return F.fold(columns, inputs.shape[2:], weight.shape[2:], self.dilation, self.padding, self.stride)
+        return F.fold(given(columns), inputs.shape[2:], weight.shape[2:], self.dilation, self.padding, self.stride)
 
     def _weight_adjoint(self, delta: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
         """δ ⊗ x, summed over the samples."""
@@ -112,8 +111,7 @@ class Convolution(_Affine):
         self, cell: Cell, at: Parameters, mu: Parameters, delta_dot: Tensor, *, parameters: bool
     ) -> Back:
         """Wᵀ δ̇ + μᵀ δ, and δ̇ ⊗ x + δ ⊗ ẋ."""
-        (values,), delta = cell.saved, cell.delta
-        assert delta is not None  # noqa: S101
+        (values,), delta = cell.saved, given(cell.delta)
         pairs = [(delta_dot, at[self.weight])]
         if self.weight in mu:
             pairs.append((delta, mu[self.weight]))
@@ -149,8 +147,7 @@ class Dense(_Affine):
         self, cell: Cell, at: Parameters, mu: Parameters, delta_dot: Tensor, *, parameters: bool
     ) -> Back:
         """Wᵀ δ̇ + μᵀ δ, and δ̇ xᵀ + δ ẋᵀ."""
-        (values,), delta = cell.saved, cell.delta
-        assert delta is not None  # noqa: S101
+        (values,), delta = cell.saved, given(cell.delta)
         adjoint = delta_dot @ at[self.weight]
         if self.weight in mu:
             adjoint = adjoint.addmm_(delta, mu[self.weight])

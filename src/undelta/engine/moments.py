@@ -11,6 +11,13 @@ from torch import Tensor
 from undelta.engine import ranks
 
 
+class Slope(NamedTuple):
+    """A prior's gradient by a BatchNorm's input x, which is affine per channel: factor·x + shift."""
+
+    factor: Tensor
+    shift: Tensor
+
+
 class Moments(NamedTuple):
     """One BatchNorm's input, per channel: its mean and (unbiased) variance, or a function's derivatives by them."""
 
@@ -27,11 +34,21 @@ def sum_per_channel(values: Tensor) -> Tensor:
     return values.sum(0) if values.dim() == 2 else values.flatten(2).sum(2).sum(0)
 
 
-def mean_and_squares(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Per channel: the mean, and the sum of squared deviations from it."""
+def centered_and_squares(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Per channel the mean; the deviations from it; the sums of their squares."""
     mean = sum_per_channel(values) * (values.shape[1] / values.numel())
     centered = values - mean.view(1, -1, *[1] * (values.dim() - 2))
-    return mean, sum_per_channel(centered.square_())
+    # The norm's kernel sums squares without writing them.
+    sizes = torch.linalg.vector_norm(centered.flatten(2) if values.dim() > 2 else centered.unsqueeze(2), dim=2)
+    return mean, centered, sizes.square().sum(0)
+
+
+class Part(NamedTuple):
+    """What one BatchNorm saw of a part of a mini-batch, per channel."""
+
+    count: float
+    mean: Tensor
+    squares: Tensor  # sums of squared deviations from the mean
 
 
 class Tally:
@@ -43,11 +60,9 @@ class Tally:
         self._squares: dict[str, Tensor] = {}  # sums of squared deviations from the mean
         self._slopes: dict[str, Moments] = {}
 
-    def add(self, inputs: Mapping[str, Tensor]) -> None:
+    def add(self, parts: Mapping[str, Part]) -> None:
         """One part of the mini-batch; deviations are merged, not squares, which would cancel."""
-        for name, values in inputs.items():
-            count = values.numel() / values.shape[1]
-            mean, squares = mean_and_squares(values)
+        for name, (count, mean, squares) in parts.items():
             if name not in self._counts:
                 self._counts[name], self._means[name], self._squares[name] = count, mean, squares
                 continue
@@ -88,13 +103,10 @@ class Tally:
         self._slopes = {name: Moments(next(slopes), next(slopes)) for name in moments}
         return value.detach()
 
-    def sources(self, inputs: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
-        """The penalty's gradient by one part's values, times ``factor``."""
+    def slopes(self, factor: float) -> dict[str, Slope]:
+        """The penalty's gradient by what each BatchNorm saw, times ``factor``; the same for every part."""
         result = {}
-        for name, values in inputs.items():
-            shape = (1, -1, *[1] * (values.dim() - 2))
-            count = self._counts[name]
-            scale = self._slopes[name].variance * (2 * factor / max(count - 1, 1))
-            shift = self._slopes[name].mean * (factor / count) - scale * self._means[name]
-            result[name] = (values * scale.view(shape)).add_(shift.view(shape))
+        for name, count in self._counts.items():
+            slope = self._slopes[name].variance * (2 * factor / max(count - 1, 1))
+            result[name] = Slope(slope, self._slopes[name].mean * (factor / count) - slope * self._means[name])
         return result

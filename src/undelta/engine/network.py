@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from undelta.engine import losses, ranks
+from undelta.engine.moments import Part, Slope, centered_and_squares
 from undelta.engine.norms import ONE_VALUE
 from undelta.engine.program import Pull, Sweep
 from undelta.engine.tracing import trace
@@ -30,14 +31,14 @@ class Tape(Protocol):
     def gradient(self) -> Update:
         """∇θ of the loss, the caller's to change; empty where it was not wanted."""
 
-    def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Tensor] | None = None) -> Pull:
+    def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Slope] | None = None) -> Pull:
         """The derivatives of ⟨mu, g⟩, plus what ``sources`` feed into the inputs of BatchNorms, by name.
 
         Those by the parameters only where asked, since they cost the most.
         """
 
-    def norm_inputs(self) -> dict[str, Tensor]:
-        """What every BatchNorm saw, by name."""
+    def moments(self) -> dict[str, Part]:
+        """Of what every BatchNorm saw, by name."""
 
 
 class Network:
@@ -223,7 +224,7 @@ class AutogradTape:
         """∇θ of the loss."""
         return {name: value.detach().clone() for name, value in self._gradient.items()}  # the graph needs its own
 
-    def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Tensor] | None = None) -> Pull:
+    def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Slope] | None = None) -> Pull:
         """The derivatives of ⟨mu, g⟩ and of the sources."""
         wanted = [self.images]
         if self.labels.requires_grad:
@@ -233,14 +234,20 @@ class AutogradTape:
         with torch.enable_grad():
             outputs = [inner(self._gradient, mu)]
         cotangents = [torch.ones_like(outputs[0])]
-        for name, source in (sources or {}).items():
-            outputs.append(self._norm_inputs[name])
-            cotangents.append(source)
+        for name, (factor, shift) in (sources or {}).items():
+            values = self._norm_inputs[name]
+            shape = (1, -1, *[1] * (values.dim() - 2))
+            outputs.append(values)
+            cotangents.append(values.detach() * factor.view(shape) + shift.view(shape))
         pulled = list(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True, materialize_grads=True))
         images = pulled.pop(0)
         labels = pulled.pop(0) if self.labels.requires_grad else None
         return Pull(images, labels, dict(zip(self.point, pulled, strict=True)) if parameters else None)
 
-    def norm_inputs(self) -> dict[str, Tensor]:
-        """What every BatchNorm saw."""
-        return {name: value.detach() for name, value in self._norm_inputs.items()}
+    def moments(self) -> dict[str, Part]:
+        """Of what every BatchNorm saw."""
+        parts = {}
+        for name, values in self._norm_inputs.items():
+            mean, _, squares = centered_and_squares(values.detach())
+            parts[name] = Part(values.numel() / values.shape[1], mean, squares)
+        return parts

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from undelta.engine.moments import Slope
 
 aten = torch.ops.aten
 
@@ -29,12 +31,22 @@ Maybe: TypeAlias = Tensor | None
 class Cell:
     """What one operation remembers of one mini-batch, from sweep to sweep."""
 
-    __slots__ = ("delta", "saved", "tangent")
+    __slots__ = ("delta", "saved", "source", "tangent")
 
     def __init__(self) -> None:
         self.saved: tuple[Tensor, ...] = ()
         self.delta: Maybe = None  # the adjoint of the output
         self.tangent: Maybe = None  # the tangent of the input; None is zero
+        self.source: Slope | None = None  # of a BatchNorm: a prior's gradient by its input
+
+
+Given = TypeVar("Given")
+
+
+def given(value: Given | None) -> Given:
+    """The value, which an earlier sweep has left."""
+    assert value is not None  # noqa: S101
+    return value
 
 
 class Back(NamedTuple):

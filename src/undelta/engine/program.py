@@ -13,8 +13,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from undelta.engine.losses import Loss
-from undelta.engine.norms import BatchNorm, FixedNorm
-from undelta.engine.ops import Cell, Maybe, Operation
+from undelta.engine.moments import Part, Slope
+from undelta.engine.norms import Norm
+from undelta.engine.ops import Cell, Maybe, Operation, given
 from undelta.updates import Update
 
 
@@ -71,7 +72,7 @@ class Sweep:
             values[index + 1] = node.operation.forward(cell, self.at, *inputs)
             for place in dying[index]:
                 values[place] = None  # what later sweeps need is in the cells
-        self.outputs = _given(values[program.output])
+        self.outputs = given(values[program.output])
         self.gradient: Update = self._backward(gradient)
 
     def _backward(self, wanted: bool) -> Update:
@@ -89,7 +90,7 @@ class Sweep:
             self._collect(gradient, back.parameters)
         return self._complete(gradient) if wanted else {}
 
-    def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Tensor] | None = None) -> Pull:
+    def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Slope] | None = None) -> Pull:
         """The derivatives of ⟨mu, g⟩; those by the parameters only where asked.
 
         ``sources`` adds, for BatchNorms by name, the gradient of something else by their inputs.
@@ -106,7 +107,8 @@ class Sweep:
                 tangents.pop(place, None)
         tangent = tangents.pop(self.program.output, self.outputs.new_zeros(self.outputs.shape))
         adjoints = self._adjoints(self.loss.delta_dot(self.outputs, self.labels, tangent) * self.share)
-        added = {self.program.norms[name]: value for name, value in (sources or {}).items()}
+        for name, slope in (sources or {}).items():
+            self.cells[self.program.norms[name]].source = slope
         gradient: Update = {}
         for index in reversed(range(len(self.cells))):
             (operation, inputs), cell = self.program.nodes[index], self.cells[index]
@@ -115,8 +117,6 @@ class Sweep:
                 back = operation.backward_tangent(cell, self.at, mu, delta_dot, parameters=parameters)
                 _accumulate(adjoints, inputs, back.inputs)
                 self._collect(gradient, back.parameters)
-            if index in added:
-                _accumulate(adjoints, inputs, (added[index],))
         soft = self.labels.is_floating_point()
         return Pull(
             adjoints[0],
@@ -124,14 +124,16 @@ class Sweep:
             self._complete(gradient) if parameters else None,
         )
 
-    def norm_inputs(self) -> dict[str, Tensor]:
-        """What every BatchNorm saw."""
-        inputs = {}
+    def moments(self) -> dict[str, Part]:
+        """Of what every BatchNorm saw."""
+        parts = {}
         for name, index in self.program.norms.items():
             operation = self.program.nodes[index].operation
-            assert isinstance(operation, BatchNorm | FixedNorm)  # noqa: S101
-            inputs[name] = operation.norm_input(self.cells[index])
-        return inputs
+            assert isinstance(operation, Norm)  # noqa: S101
+            mean, squares = operation.moments(self.cells[index])
+            values = self.cells[index].saved[0]
+            parts[name] = Part(values.numel() / values.shape[1], mean, squares)
+        return parts
 
     def _adjoints(self, last: Tensor) -> dict[int, Tensor]:
         return {self.program.output: last}
@@ -147,11 +149,6 @@ class Sweep:
             name: gradient[name] if name in gradient else value.new_zeros(value.shape)
             for name, value in self.point.items()
         }
-
-
-def _given(value: Maybe) -> Tensor:
-    assert value is not None  # noqa: S101
-    return value
 
 
 def _accumulate(adjoints: dict[int, Tensor], places: tuple[int, ...], parts: tuple[Maybe, ...]) -> None:

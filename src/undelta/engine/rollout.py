@@ -206,7 +206,7 @@ class _Path:
         if first:
             self._tapes[index, part.start] = tape
             if self.prior:
-                self._tallies[index].add(tape.norm_inputs())
+                self._tallies[index].add(tape.moments())
         gradient = tape.gradient
         if isinstance(tape, Sweep):
             tape.gradient = {}  # a kept tape need not keep it
@@ -235,7 +235,7 @@ class _Path:
         sources = None
         if self.prior:  # the caller multiplies by −η
             factor = -1 / (self.steps[index].learning_rate * len(self.steps))
-            sources = self._tallies[index].sources(tape.norm_inputs(), factor)
+            sources = self._tallies[index].slopes(factor)
         return tape.pull(mu, parameters=parameters, sources=sources)
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, fx, nn
 
 from undelta.engine.affine import Convolution, Dense
-from undelta.engine.norms import BatchNorm, FixedNorm
+from undelta.engine.norms import BatchNorm, FixedNorm, Norm
 from undelta.engine.ops import SIGMOID, TANH, Fixed, MaxPool, Operation, Rectifier, Sum, aten
 from undelta.engine.program import Node, Program
 
@@ -74,7 +74,7 @@ def _program(model: nn.Module, graph: fx.Graph) -> Program:
             if len(node.args) < arity or any(value not in places for value in node.args[:arity]):
                 raise Untraceable("an operation on something else than values")
             sources = tuple(places[value] for value in node.args[:arity])
-            if isinstance(operation, BatchNorm | FixedNorm):
+            if isinstance(operation, Norm):
                 if node.target in norms:
                     raise Untraceable("a BatchNorm that is used twice")
                 norms[node.target] = len(nodes)
