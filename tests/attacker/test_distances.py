@@ -7,7 +7,18 @@ import math
 import pytest
 import torch
 
-from undelta.attacker.distances import Distance, Weights, cosine, l2, mismatch
+from undelta.attacker.distances import (
+    Distance,
+    Weights,
+    cosine,
+    gaussian_kernel,
+    l1,
+    l2,
+    l2_norms,
+    mismatch,
+    relative_l2,
+    with_cotangent,
+)
 from undelta.updates import Update
 
 
@@ -107,3 +118,28 @@ def test_a_layer_of_larger_weight_matters_more(distance: Distance) -> None:
     wrong_in_a, wrong_in_b = tensors(a=[1, -1], b=[1, 1]), tensors(a=[1, 1], b=[1, -1])
     heavy_a = weights(a=10, b=1)
     assert distance(wrong_in_a, target, heavy_a) > distance(wrong_in_b, target, heavy_a)
+
+
+@pytest.mark.parametrize("distance", [cosine, l2, relative_l2, l2_norms, l1, gaussian_kernel])
+def test_a_cotangent_is_the_gradient_that_autograd_gives(distance: Distance) -> None:
+    dummy, target = random_updates()
+    some = weights(a=2, b=700, c=0.1)
+    leaves = {name: value.clone().requires_grad_() for name, value in dummy.items()}
+    expected = distance(leaves, target, some)
+    expected.backward()
+    value, cotangent = with_cotangent(distance, dummy, target, some)
+    assert float(value) == pytest.approx(float(expected.detach()), rel=1e-12)
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None
+        torch.testing.assert_close(cotangent[name], leaf.grad, rtol=1e-11, atol=1e-14)
+
+
+def test_a_zero_update_has_the_same_cotangent_as_by_autograd() -> None:
+    _, target = random_updates()
+    some = weights(a=2, b=700, c=0.1)
+    leaves = {name: torch.zeros_like(value).requires_grad_() for name, value in target.items()}
+    cosine(leaves, target, some).backward()
+    _, cotangent = with_cotangent(cosine, {name: leaf.detach() for name, leaf in leaves.items()}, target, some)
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None
+        torch.testing.assert_close(cotangent[name], leaf.grad, rtol=1e-11, atol=1e-14)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from undelta.attacker.weights import PAPER_Q, ErrorEnhanced, Q, Ramps, Uniform, largest_errors, ramps
+from undelta.attacker.weights import MANY, PAPER_Q, ErrorEnhanced, Q, Ramps, Uniform, _moments, largest_errors, ramps
 from undelta.errors import ConfigError
 from undelta.models import build
 from undelta.updates import Kind, Layer, Update, layers_of, parameters_of
@@ -146,6 +146,23 @@ def test_the_ramps_of_resnet18_end_at_the_papers_q() -> None:
     assert (by_kind["conv"][0], by_kind["conv"][-1]) == pytest.approx((1, 694.99))
     assert by_kind["norm"][10] == pytest.approx(1 + 897.67 * 10 / 19)
     assert by_kind["linear"] == pytest.approx([441.64])
+
+
+def test_layers_of_any_size_have_the_mean_and_variance_of_all_their_entries() -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = {
+        name: 3.0 + torch.randn(count, generator=generator, dtype=torch.float64)
+        for name, count in (("large.weight", MANY + 7), ("large.bias", 5), ("small.weight", 40))
+    }
+    layers = [
+        Layer(name="large", kind="conv", parameters=("large.weight", "large.bias")),
+        Layer(name="small", kind="conv", parameters=("small.weight",)),
+    ]
+    means, variances = _moments(layers, parts)
+    for index, layer in enumerate(layers):
+        everything = torch.cat([parts[name] for name in layer.parameters])
+        assert float(means[index]) == pytest.approx(float(everything.mean()), rel=1e-12)
+        assert float(variances[index]) == pytest.approx(float(everything.var(correction=0)), rel=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ class Network:
         except (RuntimeError, LookupError):  # shapes that do not fit
             same = False
         if not same:
-            self._program, self._couples = None, None
+            self._program = None
 
     def couples(self, images: Tensor) -> bool:
         """Whether the samples of a mini-batch see one another, so that it cannot be cut into parts."""
