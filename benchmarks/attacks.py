@@ -77,7 +77,8 @@ def main() -> None:
     if not options.table:
         torch.set_num_threads(1)
         data = rows_of(options.data, options.rows)
-        for name in options.only or RUNS:
+        deep = options.case == "weights"
+        for name in options.only or [name for name in RUNS if name.startswith("deep") == deep]:
             for seed in options.seeds:
                 measure(options.case, name, data, seed, options.out)
     print(table(load(options.out)))
