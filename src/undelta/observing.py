@@ -61,18 +61,31 @@ SPELLINGS = {
 }
 """How configurations call a client's hyperparameters; underscores may stand for dashes."""
 
+CUTS = {"batches", "batch_size"}
+
+
+def hyperparameters(*configurations: Mapping[str, object]) -> dict[str, object]:
+    """What configurations with any other keys say of a client's training, under our names; later ones count more."""
+    told: dict[str, object] = {}
+    for configuration in configurations:
+        plain = {key.replace("_", "-"): value for key, value in configuration.items() if value is not None}
+        found = {name: plain[word] for name, words in SPELLINGS.items() for word in reversed(words) if word in plain}
+        if found.keys() & CUTS:  # a number of batches replaces an earlier size of them, and the reverse
+            told = {key: value for key, value in told.items() if key not in CUTS}
+        told |= found
+    return told
+
 
 def training_from(
     settings: Mapping[str, object], num_samples: int
 ) -> tuple[LocalTraining, tuple[Hyperparameter, ...], Notes]:
-    """A client's training out of a configuration with any other keys; which of E and η it does not say; notes.
+    """A client's training out of a configuration; which of E and η it does not say; notes.
 
     >>> training, unknown, notes = training_from({"local-epochs": 2, "batch-size": 4, "num-server-rounds": 3}, 10)
     >>> training.epochs, training.batches, unknown
     (2, 3, ('learning_rate',))
     """
-    plain = {key.replace("_", "-"): value for key, value in settings.items() if value is not None}
-    given = {name: plain[word] for name, words in SPELLINGS.items() for word in reversed(words) if word in plain}
+    given = hyperparameters(settings)
     size = given.pop("batch_size", None)
     notes = Notes()
     if size is not None and "batches" in given:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+
 from photo_federation.task import IMAGE, MODEL, OUT, load_photos, shuffles, small_cnn
 from photo_federation.task import train as train_locally
 from undelta.client.private import Private

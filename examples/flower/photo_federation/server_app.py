@@ -6,6 +6,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+
 from photo_federation.task import IMAGE, MODEL, OUT, small_cnn
 from undelta.integrations.flower import record
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
 from undelta.client.datasets import open_dataset
 from undelta.client.private import Private
 from undelta.observation import ImageSpec

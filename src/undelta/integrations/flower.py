@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ from undelta.client.private import Private
 from undelta.errors import ConfigError
 from undelta.integrations.recorder import Recorder
 from undelta.observation import ImageSpec
+from undelta.observing import hyperparameters
 
 if TYPE_CHECKING:
     from flwr.app import Array, Context, Message, RecordDict
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 AnyStrategy = TypeVar("AnyStrategy", bound="Strategy")
 LOG = logging.getLogger("flwr.undelta")  # below Flower's own, so that it is shown where Flower's is
+SAMPLES = "num-examples"
 MOST = 16
 MOST_BYTES = 2**30
 
@@ -42,6 +45,7 @@ def record(
     model_arguments: Mapping[str, object] | None = None,
     clients: Collection[int] | None = None,
     rounds: Collection[int] | None = None,
+    samples: str = SAMPLES,
     most: int = MOST,
     most_bytes: int = MOST_BYTES,
 ) -> AnyStrategy:
@@ -60,6 +64,7 @@ def record(
         model_arguments: For the model's function.
         clients: The nodes to record, by id; all if not given.
         rounds: The rounds to record; all if not given.
+        samples: The metric in which a client reports how many images it trained on.
         most: Files in the directory at most.
         most_bytes: Bytes in the directory at most.
     """
@@ -93,9 +98,8 @@ def record(
             with recorder.guard():
                 node = reply.metadata.src_node_id
                 if node in sent and not reply.has_error():
-                    settings = {**(training or {}), **sent[node].config}
-                    weight = getattr(strategy, "weighted_by_key", SAMPLES)
-                    _keep(recorder, f"round-{server_round}-node-{node}", sent[node], reply.content, settings, weight)
+                    settings = hyperparameters(training or {}, sent[node].config)
+                    _keep(recorder, f"round-{server_round}-node-{node}", sent[node], reply.content, settings, samples)
         sent.clear()
         return aggregate(server_round, replies, *words, **options)
 
@@ -121,6 +125,7 @@ class RecordOwn:
         model_arguments: Mapping[str, object] | None = None,
         truth: Callable[[Context], Private] | None = None,
         rounds: Collection[int] | None = None,
+        samples: str = SAMPLES,
         most: int = MOST,
         most_bytes: int = MOST_BYTES,
     ) -> None:
@@ -135,12 +140,13 @@ class RecordOwn:
             truth: Returns the images and labels that the client trains on, for `undelta score`; written beside the
                 update as ``truth-round-R-node-N.safetensors``. It never leaves the client.
             rounds: As in ``record``.
+            samples: As in ``record``.
             most: As in ``record``.
             most_bytes: As in ``record``.
         """
         self._into, self._model, self._image, self._arguments = into, model, image, model_arguments
         self._training, self._truth, self._rounds = dict(training or {}), truth, rounds
-        self._most, self._most_bytes = most, most_bytes
+        self._samples, self._most, self._most_bytes = samples, most, most_bytes
         self._recorder: Recorder | None = None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -154,10 +160,10 @@ class RecordOwn:
         reply = call_next(message, context)
         with recorder.guard():
             if sent is not None and not reply.has_error():
-                settings = {**context.run_config, **self._training, **sent.config}
+                settings = hyperparameters(context.run_config, self._training, sent.config)
                 private = self._truth(context) if self._truth else None
                 name = f"round-{sent.round}-node-{context.node_id}"
-                _keep(recorder, name, sent, reply.content, settings, SAMPLES, private)
+                _keep(recorder, name, sent, reply.content, settings, self._samples, private)
         return reply
 
     def _start(self) -> Recorder:
@@ -174,9 +180,6 @@ class RecordOwn:
 
     def _chosen(self, sent: _Sent, recorder: Recorder) -> _Sent | None:
         return sent if (self._rounds is None or sent.round in self._rounds) and recorder.has_room() else None
-
-
-SAMPLES = "num-examples"
 
 
 class _Sent:
@@ -202,19 +205,18 @@ def _keep(
     sent: _Sent,
     content: RecordDict,
     settings: Mapping[str, object],
-    weight: str,
+    samples: str,
     private: Private | None = None,
 ) -> None:
     metrics = {key: value for record in content.metric_records.values() for key, value in record.items()}
-    # The weight of a client's update in the average is usually, but not always, its number of samples.
-    samples = metrics.get(SAMPLES, metrics.get(weight))
-    if not isinstance(samples, int | float) or samples < 1 or samples != int(samples):
+    count = metrics.get(samples)
+    if not isinstance(count, int | float) or not math.isfinite(count) or count < 1 or count != int(count):
         raise ConfigError(
-            f"expected the metric {SAMPLES!r} in the client's reply, a whole number, got {samples!r} "
+            f"expected the metric {samples!r} in the client's reply, a whole number, got {count!r} "
             f"(its metrics are {', '.join(sorted(metrics)) or 'none'})"
         )
     before, after = _tensors(sent.arrays), _tensors(_arrays(content, "the reply"))
-    recorder.keep(name, before, after, settings=settings, num_samples=int(samples), private=private)
+    recorder.keep(name, before, after, settings=settings, num_samples=int(count), private=private)
 
 
 def _arrays(content: RecordDict, where: str) -> dict[str, Array]:
