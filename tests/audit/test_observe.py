@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from undelta.audit.record import describe_observation
 from undelta.cli import main
 from undelta.client.disclose import disclose
+from undelta.client.private import save_private
 from undelta.client.scenario import Scenario
 from undelta.observation import Observation
 from undelta.recording import digest_of, load_observation
@@ -96,6 +98,10 @@ def test_two_torch_checkpoints_are_observed_attacked_and_reported(
     # The same as if undelta had seen the client itself, to the last bit.
     assert digest_of(load_observation(words["--out"])) == digest_of(seen)
     code, _, err = run("attack", words["--out"], "--out", tmp_path / "run", "--steps", "3", "--set", "rollout_steps=2")
+    assert (code, err) == (0, "")
+    observation, truth = load_observation(words["--out"]), tmp_path / "truth.safetensors"
+    save_private(SCENARIO.draw(0), truth, describe_observation(observation), observation)
+    code, out, err = run("score", tmp_path / "run", "--truth", truth)
     assert (code, err) == (0, "")
     code, out, err = run("report", tmp_path / "run")
     assert (code, err) == (0, "")

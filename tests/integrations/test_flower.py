@@ -312,6 +312,19 @@ def test_a_client_records_what_the_server_sees(tmp_path: Path, function: Callabl
     assert len(names(tmp_path / "own")) == 8
 
 
+def half(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """A mod that changes what leaves the client."""
+    state = call_next(message, context).content.array_records["arrays"].to_torch_state_dict()
+    return answer(message, ArrayRecord({name: value / 2 for name, value in state.items()}))
+
+
+def test_first_among_the_mods_a_client_records_what_the_others_let_out(tmp_path: Path) -> None:
+    own = RecordOwn(into=tmp_path / "own", **HOW)
+    federate(record(FedAvg(), into=tmp_path / "server", **HOW), client_app(mods=[own, half]), rounds=1)
+    for path in (tmp_path / "server").iterdir():
+        assert path.read_bytes() == (tmp_path / "own" / path.name).read_bytes()
+
+
 def test_a_client_trains_as_before_whatever_becomes_of_its_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
