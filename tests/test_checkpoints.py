@@ -185,6 +185,12 @@ def test_arrays_that_lie_are_refused(tmp_path: Path, member: bytes) -> None:
     refusal(tmp_path / "state.npz")
 
 
+def test_an_array_that_claims_more_than_it_holds_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "state.npz", "w") as archive:
+        archive.writestr("weight.npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (65536, 4096)}"))
+    assert "weight.npy claims the shape (65536, 4096)" in refusal(tmp_path / "state.npz")
+
+
 @pytest.mark.parametrize("name", ["bomb.npz", "bomb.pt"])
 def test_an_archive_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -271,7 +271,9 @@ def test_notes_on_what_was_recorded_are_said_once(tmp_path: Path, caplog: pytest
     assert "no epochs and no learning_rate" in warnings_of(caplog)[0]
 
 
-@pytest.mark.parametrize(("bound", "expected"), [({"most": 3}, 3), ({"most_bytes": 2 * 900 + 100}, 1)])
+@pytest.mark.parametrize(
+    ("bound", "expected"), [({"most": 3}, 3), ({"most_bytes": 8000}, 1), ({"most_bytes": 3000}, 0)]
+)
 def test_files_are_bounded_in_number_and_bytes(
     tmp_path: Path, bound: dict[str, Any], expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -93,16 +93,17 @@ class Recorder:
             unknown=unknown,
             names=("what was sent", "what was received"),
         )
-        tensors = [*observation.initial.values(), *observation.received.values()]
+        tensors = [*observation.initial.items(), *observation.received.items()]
         if private is not None:
             if len(private) != num_samples or private.images.shape[1:] != self._image.shape:
                 raise DataError(
                     f"expected the truth of {num_samples} images of shape {self._image.shape}, "
                     f"got {len(private)} of {tuple(private.images.shape[1:])}"
                 )
-            tensors.append(private.images)
+            tensors.append(("images", private.images))
         path = self._into / f"{name}.safetensors"
-        self._check_room(path, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+        header = 4000 + sum(len(key) + 200 for key, _ in tensors)  # generously
+        self._check_room(path, header + sum(tensor.numel() * tensor.element_size() for _, tensor in tensors))
         save_observation(observation, path)
         if private is not None:
             save_private(private, path.with_name(f"truth-{path.name}"), describe_observation(observation), observation)
