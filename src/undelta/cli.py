@@ -173,7 +173,7 @@ def observe(
         out=out,
     )
     for note in notes:
-        typer.echo(f"Note: {note}.", err=True)
+        typer.echo(f"Note: {note}{'' if note.endswith('?') else '.'}", err=True)
     named = f" --model {model}" if ":" in model else ""
     typer.echo(f"Observation: {out}\nTo attack: undelta attack {out}{named} --out run")
 
