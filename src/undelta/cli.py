@@ -122,6 +122,63 @@ def attack(
 
 
 @app.command()
+def observe(
+    before: Annotated[Path, typer.Option(help="What the client was sent: .safetensors, .pt, .pth or .npz.")],
+    after: Annotated[Path, typer.Option(help="What it returned.")],
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="A built-in model, or package.module:function, which is imported.")
+    ],
+    samples: Annotated[int, typer.Option(min=1, help="How many images the client trained on.")],
+    shape: Annotated[str, typer.Option(metavar="C,H,W", help="Of one image, such as 3,32,32.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The observation file to write.")],
+    model_argument: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the model's function; repeatable.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs; unknown if not given.")] = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="Mini-batches per epoch.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of --batches.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the client's SGD; unknown if not given.")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Needed for built-in models only.")] = None,
+    mean: Annotated[str, typer.Option(metavar="NUMBERS", help="Of the inputs' normalization, per channel.")] = "0",
+    std: Annotated[str, typer.Option(metavar="NUMBERS", help="Likewise.")] = "1",
+    loss: Annotated[str, typer.Option(help="cross_entropy or l2.")] = "cross_entropy",
+    norm_mode: Annotated[str, typer.Option(help="How the client's BatchNorm ran: train or eval.")] = "train",
+    labels: Annotated[
+        str | None, typer.Option(metavar="FILE or NUMBERS", help="The labels, if you grant them: 0,1,1 or a file.")
+    ] = None,
+) -> None:
+    """Make an observation from two checkpoints of any framework: before and after a client's training."""
+    from undelta.audit.config import parse_settings
+    from undelta.audit.observe import observe_job
+
+    notes = observe_job(
+        before,
+        after,
+        model=model,
+        model_arguments=parse_settings(model_argument or []),
+        num_samples=samples,
+        shape=shape,
+        classes=classes,
+        mean=mean,
+        std=std,
+        training={
+            "epochs": epochs,
+            "batches": batches,
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+            "loss": loss,
+            "norm_mode": norm_mode,
+        },
+        labels=labels,
+        out=out,
+    )
+    for note in notes:
+        typer.echo(f"Note: {note}{'' if note.endswith('?') else '.'}", err=True)
+    named = f" --model {model}" if ":" in model else ""
+    typer.echo(f"Observation: {out}\nTo attack: undelta attack {out}{named} --out run")
+
+
+@app.command()
 def score(
     directory: Annotated[Path, typer.Argument(help="What `undelta attack --out` wrote.")],
     truth: Annotated[Path, typer.Option(help="The private images, as `undelta simulate` wrote them.")],

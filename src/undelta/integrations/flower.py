@@ -1,0 +1,237 @@
+"""Flower: record what a server sees of its clients, or a client of itself, during a real run.
+
+``record`` is for the server's side, one line around any Strategy; ``RecordOwn`` is a mod for a client's own audit. Both
+write observation files, which `undelta attack` reads. They need Flower's message API (`flwr.serverapp.strategy`), but
+import nothing of it: whoever has a strategy has Flower.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from undelta.client.private import Private
+from undelta.errors import ConfigError
+from undelta.integrations.recorder import Recorder
+from undelta.observation import ImageSpec
+from undelta.observing import hyperparameters
+
+if TYPE_CHECKING:
+    from flwr.app import Array, Context, Message, RecordDict
+    from flwr.clientapp.typing import ClientAppCallable
+    from flwr.serverapp.strategy import Strategy
+
+AnyStrategy = TypeVar("AnyStrategy", bound="Strategy")
+LOG = logging.getLogger("flwr.undelta")  # below Flower's own, so that it is shown where Flower's is
+SAMPLES = "num-examples"
+MOST = 16
+MOST_BYTES = 2**30
+
+
+def record(
+    strategy: AnyStrategy,
+    *,
+    into: str | Path,
+    model: str,
+    image: ImageSpec | Mapping[str, object],
+    training: Mapping[str, object] | None = None,
+    model_arguments: Mapping[str, object] | None = None,
+    clients: Collection[int] | None = None,
+    rounds: Collection[int] | None = None,
+    samples: str = SAMPLES,
+    most: int = MOST,
+    most_bytes: int = MOST_BYTES,
+) -> AnyStrategy:
+    """Let the strategy write what its server sees of clients, as ``round-R-node-N.safetensors``; returns the strategy.
+
+    It remains what it was, with all attributes, and trains as before: if recording fails, a warning says why, once per
+    reason, and training goes on.
+
+    Args:
+        strategy: Any Strategy of the message API.
+        into: The directory for the files; it is made if it is not there.
+        model: A built-in model, or ``package.module:function``, which is imported.
+        image: What the model's inputs look like; an ImageSpec, or its fields.
+        training: The run config, or any mapping with the clients' hyperparameters: epochs (or local-epochs),
+            batch-size (or batches), learning-rate (or lr), loss, norm-mode. What a message's config says, counts more.
+        model_arguments: For the model's function.
+        clients: The nodes to record, by id; all if not given.
+        rounds: The rounds to record; all if not given.
+        samples: The metric in which a client reports how many images it trained on.
+        most: Files in the directory at most.
+        most_bytes: Bytes in the directory at most.
+    """
+    recorder = Recorder(
+        into=into,
+        model=model,
+        image=image,
+        model_arguments=model_arguments,
+        most=most,
+        most_bytes=most_bytes,
+        log=LOG,
+    )
+    sent: dict[int, _Sent] = {}
+    configure, aggregate = strategy.configure_train, strategy.aggregate_train
+
+    @functools.wraps(configure)
+    def configure_train(server_round: int, *words: Any, **options: Any) -> Iterable[Message]:
+        messages = _listed(configure(server_round, *words, **options))
+        with recorder.guard():
+            sent.clear()
+            if recorder.has_room() and (rounds is None or server_round in rounds):
+                chosen = [message for message in messages if clients is None or message.metadata.dst_node_id in clients]
+                sent.update({message.metadata.dst_node_id: _Sent(message.content) for message in chosen})
+        return messages
+
+    @functools.wraps(aggregate)
+    def aggregate_train(server_round: int, replies: Iterable[Message], *words: Any, **options: Any) -> Any:
+        # Before the strategy sees them: some strategies clip replies in place.
+        replies = _listed(replies)
+        for reply in replies:
+            with recorder.guard():
+                node = reply.metadata.src_node_id
+                if node in sent and not reply.has_error():
+                    settings = hyperparameters(training or {}, sent[node].config)
+                    _keep(recorder, f"round-{server_round}-node-{node}", sent[node], reply.content, settings, samples)
+        sent.clear()
+        return aggregate(server_round, replies, *words, **options)
+
+    # On the instance, not around it: whatever asks for the strategy's class or attributes finds what it expects.
+    strategy.configure_train = configure_train  # type: ignore[method-assign]
+    strategy.aggregate_train = aggregate_train  # type: ignore[method-assign]
+    return strategy
+
+
+class RecordOwn:
+    """A mod for a ClientApp that writes what its server sees of it, for the client's own audit.
+
+    The file is the one that the server could write. A class, since Flower's simulation sends mods to other processes.
+    """
+
+    def __init__(
+        self,
+        *,
+        into: str | Path,
+        model: str,
+        image: ImageSpec | Mapping[str, object],
+        training: Mapping[str, object] | None = None,
+        model_arguments: Mapping[str, object] | None = None,
+        truth: Callable[[Context], Private] | None = None,
+        rounds: Collection[int] | None = None,
+        samples: str = SAMPLES,
+        most: int = MOST,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """Arguments are those of ``record``, but for these.
+
+        Args:
+            into: A directory on the client.
+            model: As in ``record``.
+            image: As in ``record``.
+            training: As in ``record``; the run config counts less, the message's config more.
+            model_arguments: As in ``record``.
+            truth: Returns the images and labels that the client trains on, for `undelta score`; written beside the
+                update as ``truth-round-R-node-N.safetensors``. It never leaves the client.
+            rounds: As in ``record``.
+            samples: As in ``record``.
+            most: As in ``record``.
+            most_bytes: As in ``record``.
+        """
+        self._into, self._model, self._image, self._arguments = into, model, image, model_arguments
+        self._training, self._truth, self._rounds = dict(training or {}), truth, rounds
+        self._samples, self._most, self._most_bytes = samples, most, most_bytes
+        self._recorder: Recorder | None = None
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Record a training round around the rest of the app; other messages pass."""
+        if message.metadata.message_type.partition(".")[0] != "train":
+            return call_next(message, context)
+        recorder = self._recorder = self._recorder or self._start()
+        sent: _Sent | None = None
+        with recorder.guard():  # before training: an app may take the arrays out of the message
+            sent = self._chosen(_Sent(message.content), recorder)
+        reply = call_next(message, context)
+        with recorder.guard():
+            if sent is not None and not reply.has_error():
+                settings = hyperparameters(context.run_config, self._training, sent.config)
+                private = self._truth(context) if self._truth else None
+                name = f"round-{sent.round}-node-{context.node_id}"
+                _keep(recorder, name, sent, reply.content, settings, self._samples, private)
+        return reply
+
+    def _start(self) -> Recorder:
+        """When the first message comes: importing an app should cost nothing."""
+        return Recorder(
+            into=self._into,
+            model=self._model,
+            image=self._image,
+            model_arguments=self._arguments,
+            most=self._most,
+            most_bytes=self._most_bytes,
+            log=LOG,
+        )
+
+    def _chosen(self, sent: _Sent, recorder: Recorder) -> _Sent | None:
+        return sent if (self._rounds is None or sent.round in self._rounds) and recorder.has_room() else None
+
+
+class _Sent:
+    """What one client was sent: the arrays as they were then, and its configuration."""
+
+    def __init__(self, content: RecordDict) -> None:
+        self.arrays = _arrays(content, "the message")
+        # Copied: strategies write the next round into the same record.
+        self.config: dict[str, Any] = {
+            key: value for config in content.config_records.values() for key, value in config.items()
+        }
+
+    @property
+    def round(self) -> int:
+        """Strategies of the message API write it into the config."""
+        number = self.config.get("server-round", 0)
+        return number if isinstance(number, int) else 0
+
+
+def _keep(
+    recorder: Recorder,
+    name: str,
+    sent: _Sent,
+    content: RecordDict,
+    settings: Mapping[str, object],
+    samples: str,
+    private: Private | None = None,
+) -> None:
+    metrics = {key: value for record in content.metric_records.values() for key, value in record.items()}
+    count = metrics.get(samples)
+    if not isinstance(count, int | float) or not math.isfinite(count) or count < 1 or count != int(count):
+        raise ConfigError(
+            f"expected the metric {samples!r} in the client's reply, a whole number, got {count!r} "
+            f"(its metrics are {', '.join(sorted(metrics)) or 'none'})"
+        )
+    before, after = _tensors(sent.arrays), _tensors(_arrays(content, "the reply"))
+    recorder.keep(name, before, after, settings=settings, num_samples=int(count), private=private)
+
+
+def _arrays(content: RecordDict, where: str) -> dict[str, Array]:
+    """The arrays of a message that carries one record of them."""
+    records = content.array_records
+    if len(records) != 1 and "arrays" not in records:
+        names = ", ".join(sorted(records)) or "none"
+        raise ConfigError(f"expected one record of arrays in {where}, or one called 'arrays', got {names}")
+    return dict(records["arrays"] if "arrays" in records else next(iter(records.values())))
+
+
+def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+
+
+def _listed(messages: Iterable[Message]) -> list[Message]:
+    """Looked at twice, so nothing that can be read only once."""
+    return messages if isinstance(messages, list) else list(messages)

@@ -1,0 +1,1 @@
+"""Frameworks: what their servers and clients record."""
