@@ -1,0 +1,250 @@
+"""What `undelta tune` does: observe, evaluate all places in line, conclude, and run the winner at full length."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undelta.attacker.attacks import ATTACKS
+from undelta.attacker.matching import Watch
+from undelta.audit.audits import ended_by_sigterm
+from undelta.audit.config import load_scenario
+from undelta.audit.engines import Processes
+from undelta.audit.jobs import attack_job, make_directory
+from undelta.audit.record import Record, read_results
+from undelta.audit.store import CHECKPOINT
+from undelta.client.datasets import SOURCES
+from undelta.client.disclose import disclose
+from undelta.engine.devices import device_of
+from undelta.errors import ConfigError, UndeltaError
+from undelta.observation import Observation
+from undelta.recording import digest_of, load_observation, save_observation
+from undelta.tuning.box import choose_box, names
+from undelta.tuning.outcome import Tuned, conclude, write_outcome
+from undelta.tuning.overview import Line
+from undelta.tuning.plan import OBSERVATION, ObjectiveName, Plan, settle
+from undelta.tuning.study import Slots
+from undelta.tuning.worker import CHECKPOINTS, Job, evaluate, join, make_objective, work
+
+POLL_SECONDS = 0.5
+MOST_DEATHS = 3  # of workers in a row, without a finished trial between them
+
+
+class TuningError(UndeltaError):
+    """Workers die again and again."""
+
+
+def tune_job(
+    source: Path,
+    *,
+    out: Path,
+    trials: int = 50,
+    random: int = 12,
+    steps: int = 1000,
+    box: str = "paper",
+    objective: ObjectiveName = "mismatch",
+    public: str | None = None,
+    shadow_draws: int = 2,
+    prune: bool = True,
+    attack: str = "awa",
+    arguments: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    model: str | None = None,
+    storage: str | None = None,
+    workers: int = 1,
+    threads: int | None = None,
+    device: str = "auto",
+    checkpoint_seconds: float = 30.0,
+    line: Line | None = None,
+) -> Tuned:
+    """Tune an attack's layer weights on one update (AWA alg_DataRecAttack), and write what was found to ``out``.
+
+    The same call after a crash or Ctrl-C goes on where it was. One with more trials goes on from there, too.
+
+    Args:
+        source: A scenario (.toml), which is simulated and of which the update alone is used; or a recorded update.
+        out: The directory of this tuning.
+        trials: How many points to evaluate, the random ones included.
+        random: How many of them are random.
+        steps: Attack iterations of each evaluation.
+        box: "paper" or "wide".
+        objective: "mismatch", f(Q) of the paper; or "shadow", image quality on clients of the attacker's own.
+        public: Where the images of those clients come from; they must not be the real client's.
+        shadow_draws: How many such clients.
+        prune: Whether to end evaluations early that are worse than the median.
+        attack: An attack that has a Q.
+        arguments: Its settings that are not tuned.
+        seed: Makes everything repeatable; also draws the scenario.
+        model: A custom model of a recorded update, which the user trusts.
+        storage: The URL of a database, for workers on several machines; a journal file in ``out`` if None.
+        workers: Evaluations at a time.
+        threads: Of each evaluation; None leaves torch's number for one worker, and is one for several.
+        device: Where attacks run.
+        checkpoint_seconds: What a kill may cost.
+        line: Shows progress.
+    """
+    if trials < 1 or workers < 1:
+        raise ConfigError(f"expected --trials >= 1 and --workers >= 1, got {trials} and {workers}")
+    fixed = dict(arguments or {})
+    if "steps" in fixed:
+        raise ConfigError("--set steps: use --steps for the trials and --final-steps for the last run")
+    observation, model = observe(source, seed=seed, model=model, public=public)
+    plan = Plan(
+        observation=digest_of(observation),
+        attack=attack,
+        arguments=fixed,
+        steps=steps,
+        box=box,
+        searched=names(choose_box(box, observation, attack, fixed)),
+        objective=objective,
+        public=public,
+        shadow_draws=shadow_draws,
+        random=random,
+        prune=prune,
+        seed=seed,
+    )
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; choose a directory for --out")
+    make_directory(out)
+    settle(plan, out)
+    save_observation(observation, out / OBSERVATION)
+    job = Job(
+        directory=str(out.resolve()),
+        storage=storage,
+        worker=socket.gethostname(),
+        total=trials,
+        threads=threads or (1 if workers > 1 else None),
+        checkpoint_seconds=checkpoint_seconds,
+        model=model,
+        device=device,
+        home=str(Path.cwd()),
+    )
+    slots = join(job, plan)
+    line = line or Line(plan, trials)
+    with line, ended_by_sigterm():
+        if workers > 1:
+            _employ(job, slots, workers, line)
+        elif slots.unfinished():
+            _work_here(job, slots, plan, observation.to(device_of(device)), out, line)
+    tuned = conclude(plan, slots.finished(), model=model)
+    write_outcome(tuned, out)
+    with contextlib.suppress(OSError):  # not there, or not empty: somebody else's
+        (out / CHECKPOINTS).rmdir()
+    return tuned
+
+
+def observe(source: Path, *, seed: int, model: str | None, public: str | None) -> tuple[Observation, str | None]:
+    """The update to tune on, and the name of its model if that is custom. A scenario's private images end here."""
+    if source.suffix != ".toml":
+        return load_observation(source, model=model), model
+    scenario = load_scenario(source)
+    if model is not None:
+        raise ConfigError("--model is for a recorded update; a scenario names its model itself")
+    if public is not None and _same_source(public, scenario.data):
+        raise ConfigError(
+            f"--public {public} is where the scenario's private images come from; the attacker has other images"
+        )
+    observation = disclose(scenario.draw(seed), scenario, seed=seed)
+    return observation, scenario.model if scenario.architecture.custom else None
+
+
+def _same_source(one: str, other: str) -> bool:
+    if one in SOURCES or other in SOURCES:
+        return one == other
+    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
+
+
+def _work_here(job: Job, slots: Slots, plan: Plan, observation: Observation, out: Path, line: Line) -> None:
+    """One worker: this process."""
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    objective = make_objective(plan, observation)
+
+    def show(slot: int) -> Watch:
+        line.update(slots.finished())
+        return line.watch(slot)
+
+    while slots.unfinished():
+        evaluate(slots, objective, out, checkpoint_seconds=job.checkpoint_seconds, show=show)
+        line.update(slots.finished())
+        if slots.unfinished():  # others are at the rest, here or elsewhere
+            time.sleep(POLL_SECONDS)
+
+
+def _employ(job: Job, slots: Slots, workers: int, line: Line) -> None:
+    """Several workers, each a process; one that dies is replaced, and its trial repeated."""
+    engine = Processes(work)
+    running: set[str] = set()
+    started, deaths, done = 0, 0, -1
+    try:
+        while True:
+            finished = slots.finished()
+            if len(finished) > done:
+                done, deaths = len(finished), 0
+                line.update(finished)
+            for ended in engine.ended():
+                running.discard(ended.worker)
+                deaths += ended.problem is not None
+                if deaths >= MOST_DEATHS:
+                    raise TuningError(f"{deaths} workers in a row died before a trial was finished: {ended.problem}")
+            if done == slots.total and not running:
+                return
+            for _ in range(min(workers - len(running), slots.free())):
+                started += 1
+                worker = f"{job.worker}-{started}"
+                engine.start(replace(job, worker=worker))
+                running.add(worker)
+            time.sleep(POLL_SECONDS)
+    finally:
+        engine.stop()
+
+
+def final_job(
+    tuned: Tuned,
+    *,
+    out: Path,
+    steps: int | None,
+    device: str = "auto",
+    checkpoint_seconds: float = 30.0,
+    watch: Watch | None = None,
+) -> Record:
+    """Attack the observed update at full length with the best settings; writes what `undelta attack` writes to ``out``.
+
+    Args:
+        tuned: The tuning that ``out`` holds.
+        out: Its directory.
+        steps: Iterations; None is the attack's own number.
+        device: Where it runs.
+        checkpoint_seconds: What a kill may cost.
+        watch: Is told of progress.
+    """
+    plan = tuned.plan
+    number = steps or inspect.signature(ATTACKS[plan.attack]).parameters["steps"].default
+    arguments = {**plan.arguments, **tuned.settings, "steps": number}
+    if (out / "results.json").exists():
+        record = read_results(out)[0]
+        same = record.get("attack_arguments") == arguments
+        if same and record["status"] != "interrupted":
+            return record
+        if not same:  # more trials have found better settings since
+            (out / CHECKPOINT).unlink(missing_ok=True)
+    return attack_job(
+        out / OBSERVATION,
+        attack=plan.attack,
+        arguments=arguments,
+        out=out,
+        seed=plan.seed,
+        model=tuned.model,
+        overwrite=(out / "results.json").exists() and not same,
+        checkpoint_seconds=checkpoint_seconds,
+        device=device,
+        watch=watch,
+    )
