@@ -21,16 +21,19 @@ from undelta.audit.engines import Processes
 from undelta.audit.jobs import attack_job, make_directory
 from undelta.audit.record import Record, read_results
 from undelta.audit.store import CHECKPOINT
+from undelta.audit.trial import Trial
 from undelta.client.datasets import SOURCES
 from undelta.client.disclose import disclose
+from undelta.client.scenario import Scenario
 from undelta.engine.devices import device_of
 from undelta.errors import ConfigError, UndeltaError
 from undelta.observation import Observation
 from undelta.recording import digest_of, load_observation, save_observation
 from undelta.tuning.box import choose_box, names
+from undelta.tuning.objective import Objective
 from undelta.tuning.outcome import Tuned, conclude, write_outcome
 from undelta.tuning.overview import Line
-from undelta.tuning.plan import OBSERVATION, ObjectiveName, Plan, settle
+from undelta.tuning.plan import OBSERVATION, PLAN, ObjectiveName, Plan, read_plan, settle
 from undelta.tuning.study import Slots
 from undelta.tuning.worker import CHECKPOINTS, Job, evaluate, join, make_objective, work
 
@@ -96,9 +99,16 @@ def tune_job(
     fixed = dict(arguments or {})
     if "steps" in fixed:
         raise ConfigError("--set steps: use --steps for the trials and --final-steps for the last run")
-    observation, model = observe(source, seed=seed, model=model, public=public)
+    scenario = _scenario(source, model=model, public=public) if source.suffix == ".toml" else None
+    key = None if scenario is None else _key(scenario, seed)
+    if scenario is None:
+        observation = load_observation(source, model=model)
+    else:
+        model = scenario.model if scenario.architecture.custom else None
+        observation = _observe(scenario, key, out, seed=seed, model=model)
     plan = Plan(
         observation=digest_of(observation),
+        scenario=key,
         attack=attack,
         arguments=fixed,
         steps=steps,
@@ -113,6 +123,7 @@ def tune_job(
     )
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose a directory for --out")
+    measure = make_objective(plan, observation.to(device_of(device)))  # complains before anything is written
     make_directory(out)
     settle(plan, out)
     save_observation(observation, out / OBSERVATION)
@@ -133,7 +144,7 @@ def tune_job(
         if workers > 1:
             _employ(job, slots, workers, line)
         elif slots.unfinished():
-            _work_here(job, slots, plan, observation.to(device_of(device)), out, line)
+            _work_here(job, slots, measure, out, line)
     tuned = conclude(plan, slots.finished(), model=model)
     write_outcome(tuned, out)
     with contextlib.suppress(OSError):  # not there, or not empty: somebody else's
@@ -141,19 +152,27 @@ def tune_job(
     return tuned
 
 
-def observe(source: Path, *, seed: int, model: str | None, public: str | None) -> tuple[Observation, str | None]:
-    """The update to tune on, and the name of its model if that is custom. A scenario's private images end here."""
-    if source.suffix != ".toml":
-        return load_observation(source, model=model), model
-    scenario = load_scenario(source)
+def _scenario(path: Path, *, model: str | None, public: str | None) -> Scenario:
+    scenario = load_scenario(path)
     if model is not None:
         raise ConfigError("--model is for a recorded update; a scenario names its model itself")
     if public is not None and _same_source(public, scenario.data):
         raise ConfigError(
             f"--public {public} is where the scenario's private images come from; the attacker has other images"
         )
-    observation = disclose(scenario.draw(seed), scenario, seed=seed)
-    return observation, scenario.model if scenario.architecture.custom else None
+    return scenario
+
+
+def _key(scenario: Scenario, seed: int) -> str:
+    return Trial(scenario=scenario, attack="", seed=seed).key
+
+
+def _observe(scenario: Scenario, key: str | None, out: Path, *, seed: int, model: str | None) -> Observation:
+    """The update of a simulated client; its private images end here. What was simulated before is read."""
+    if (out / PLAN).exists() and (out / OBSERVATION).exists() and read_plan(out).scenario == key:
+        # Rounds take time, and another number of threads would round differently.
+        return load_observation(out / OBSERVATION, model=model)
+    return disclose(scenario.draw(seed), scenario, seed=seed)
 
 
 def _same_source(one: str, other: str) -> bool:
@@ -162,11 +181,10 @@ def _same_source(one: str, other: str) -> bool:
     return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
 
 
-def _work_here(job: Job, slots: Slots, plan: Plan, observation: Observation, out: Path, line: Line) -> None:
+def _work_here(job: Job, slots: Slots, objective: Objective, out: Path, line: Line) -> None:
     """One worker: this process."""
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    objective = make_objective(plan, observation)
 
     def show(slot: int) -> Watch:
         line.update(slots.finished())

@@ -30,6 +30,8 @@ class Plan:
 
     observation: str
     """The digest of the update."""
+    scenario: str | None = None
+    """The digest of the scenario that it was simulated by."""
     attack: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the attack that are not tuned."""
@@ -98,13 +100,19 @@ def read_plan(directory: Path) -> Plan:
     return parse(Plan, values, where=str(path), error=DataError)
 
 
+def _change(key: str, old: object, new: object) -> str:
+    if key in ("observation", "scenario"):  # digests say nothing to people
+        return f"another {key}"
+    return f"{key} was {old!r}, is {new!r}"
+
+
 def settle(plan: Plan, directory: Path) -> None:
     """Make the directory that of this plan, or refuse it if it belongs to something else."""
     if (directory / PLAN).exists():
         there = read_plan(directory)
         if there != plan:
             old, new = asdict(there), asdict(plan)
-            differing = [f"{key} was {old[key]!r}, is {new[key]!r}" for key in new if old[key] != new[key]]
+            differing = [_change(key, old[key], new[key]) for key in new if old[key] != new[key]]
             raise ConfigError(
                 f"{directory} holds a tuning with other settings ({'; '.join(differing)}); "
                 "repeat that command, or choose another --out"

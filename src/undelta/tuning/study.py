@@ -1,7 +1,9 @@
 """The study: one evaluation per place in line, by any number of workers, in a journal file or a database.
 
 **Exactly as many as asked.** The places (slots) are waiting trials of the Optuna study, made before the work. A worker
-takes one by turning it from waiting to running, which the storage grants once.
+takes one by turning it from waiting to running, which the storage grants once. Two commands that begin at the same
+moment may both make trials for a place; so a worker looks again after taking one, and withdraws if another trial of
+that place runs or is finished. Of two that took one each, the second sees the first: never do both go on.
 
 **Nothing is lost.** A running trial carries its owner and a heartbeat. Who is dead is decided as for an audit's claims
 (`undelta.audit.claims`): on one machine by looking at the process, from another one by a heartbeat that stands still.
@@ -32,13 +34,15 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from undelta.audit.claims import Claims, Found, Owner, myself
 from undelta.errors import ConfigError, DataError
 from undelta.parsing import parse
-from undelta.tuning.objective import RUNGS, Direction
+from undelta.tuning.objective import Direction
 from undelta.tuning.proposals import AGAIN, SLOT, Proposals
 
 JOURNAL = "study.journal"
 OWNER, BEAT = "owner", "beat"
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-WARMUP = 3 / RUNGS  # the share of an attack's iterations before which no trial is given up
+
+_held: set[str] = set()
+"""Tokens of the trials that this process runs; any other trial in its name is a leftover."""
 
 
 class TrialLost(Exception):
@@ -118,19 +122,38 @@ class Slots:
             if not waiting:
                 return None
             first = min(waiting, key=lambda trial: (_slot(trial), trial.number))
-            identity = self._identity(first)
-            with contextlib.suppress(UpdateFinishedTrialError):
-                if self.storage.set_trial_state_values(identity, state=TrialState.RUNNING):
-                    self.storage.set_trial_user_attr(identity, OWNER, asdict(myself(self.worker)))
-                    return Running(self.study, self.storage, identity, _slot(first), self.claims.heartbeat_seconds)
+            if (running := self._begin(first)) is not None:
+                return running
+
+    def _begin(self, trial: FrozenTrial) -> Running | None:
+        identity, slot = self._identity(trial), _slot(trial)
+        try:
+            if not self.storage.set_trial_state_values(identity, state=TrialState.RUNNING):
+                return None
+        except UpdateFinishedTrialError:  # somebody took it, and was quick
+            return None
+        owner = myself(self.worker)
+        _held.add(owner.token)
+        self.storage.set_trial_user_attr(identity, OWNER, asdict(owner))
+        busy = (*FINISHED, TrialState.RUNNING)
+        if any(
+            _slot(other) == slot and other.number != trial.number and other.state in busy for other in self._trials()
+        ):
+            self._fail(trial)
+            _held.discard(owner.token)
+            return None
+        return Running(self.study, self.storage, identity, slot, owner.token, self.claims.heartbeat_seconds)
+
+    def _fail(self, trial: FrozenTrial) -> None:
+        with contextlib.suppress(UpdateFinishedTrialError):  # somebody else was faster
+            self.storage.set_trial_state_values(self._identity(trial), state=TrialState.FAIL)
 
     def _repair(self) -> None:
         """See that every place without a result has one trial that waits or runs."""
         trials = self._trials()
         for trial in trials:
             if trial.state == TrialState.RUNNING and self._is_dead(trial):
-                with contextlib.suppress(UpdateFinishedTrialError):  # somebody else was faster
-                    self.storage.set_trial_state_values(self._identity(trial), state=TrialState.FAIL)
+                self._fail(trial)
         trials = self._trials()
         taken: set[int] = set()
         for state in (*FINISHED, TrialState.RUNNING, TrialState.WAITING):
@@ -138,8 +161,7 @@ class Slots:
                 if trial.state != state:
                     continue
                 if state == TrialState.WAITING and _slot(trial) in taken:  # two who began at once both made it
-                    with contextlib.suppress(UpdateFinishedTrialError):
-                        self.storage.set_trial_state_values(self._identity(trial), state=TrialState.FAIL)
+                    self._fail(trial)
                 taken.add(_slot(trial))
         for slot in range(self.total):
             if slot not in taken:
@@ -149,6 +171,8 @@ class Slots:
         owner: Owner | None = None
         with contextlib.suppress(DataError):
             owner = parse(Owner, trial.user_attrs.get(OWNER), where="owner", error=DataError)
+        if owner and owner.token in _held:
+            return False
         beat = int(trial.user_attrs.get(BEAT, 0))
         return self.claims.is_dead(Found(path=Path(str(trial.number)), number=0, renewed=beat, owner=owner))
 
@@ -179,9 +203,15 @@ class Running:
     """A trial that is ours; use it as a context, which keeps its heart beating."""
 
     def __init__(
-        self, study: optuna.Study, storage: BaseStorage, identity: int, slot: int, heartbeat_seconds: float
+        self,
+        study: optuna.Study,
+        storage: BaseStorage,
+        identity: int,
+        slot: int,
+        token: str,
+        heartbeat_seconds: float,
     ) -> None:
-        self.study, self.storage, self.identity, self.slot = study, storage, identity, slot
+        self.study, self.storage, self.identity, self.slot, self.token = study, storage, identity, slot, token
         self.trial = Trial(study, identity)
         self.lost = False
         self._seconds = heartbeat_seconds
@@ -200,6 +230,7 @@ class Running:
         self._thread.join()
         if kind is not None:  # give it back, so that nobody has to wait until we count as dead
             self._end(TrialState.FAIL)
+        _held.discard(self.token)
 
     def _beat(self) -> None:
         beat = 0
