@@ -59,7 +59,7 @@ class Mismatch:
 
         def look(moment: Moment, total: int) -> None:
             watch(moment, total)
-            if _rung(moment.iteration, total) > _rung(moment.iteration - RECORD_EVERY, total):
+            if _rung(moment.iteration, total) > _rung(max(moment.iteration - RECORD_EVERY, 0), total):
                 report(moment.iteration, moment.mismatch)
 
         arguments = {**self.arguments, **settings}

@@ -84,6 +84,8 @@ def open_study(
     storage: BaseStorage, name: str, *, sampler: Proposals, pruner: BasePruner, direction: Direction
 ) -> optuna.Study:
     """The study of that name, made if it is not there."""
+    with contextlib.suppress(KeyError):
+        return optuna.load_study(study_name=name, storage=storage, sampler=sampler, pruner=pruner)
     return optuna.create_study(
         study_name=name, storage=storage, sampler=sampler, pruner=pruner, direction=direction, load_if_exists=True
     )
