@@ -26,7 +26,7 @@ class Bowl:
         point = {name: settings["q"][name] for name in OPTIMUM}
         self.seen.append(point)
         widths = {side.name: side.high - side.low for side in SIDES}
-        value = sum(((point[name] - best) / widths[name]) ** 2 for name, best in OPTIMUM.items())
+        value: float = sum(((point[name] - best) / widths[name]) ** 2 for name, best in OPTIMUM.items())
         for step in range(1, 10):
             report(step, value * (11 - step))
         return value

@@ -17,6 +17,7 @@ import optuna
 import pytest
 
 from undelta.tuning.jobs import tune_job
+from undelta.tuning.study import open_storage
 from undelta.tuning.worker import evaluate
 
 from .bowl import Bowl, OpenSlots
@@ -67,7 +68,7 @@ def server() -> Iterator[str]:
         assert done.returncode == 0, done.stdout + done.stderr
 
     # A socket's path may hold some hundred characters only, so not in pytest's directory.
-    with tempfile.TemporaryDirectory(prefix="undelta-pg-", dir="/tmp") as place:  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="undelta-pg-", dir="/tmp") as place:
         folder = Path(place)
         os.chown(folder, account.pw_uid, account.pw_gid)
         data = str(folder / "data")
@@ -107,7 +108,7 @@ def test_two_machines_with_directories_of_their_own_share_a_study(server: str, t
         assert command.returncode == 0, printed
     found = [(tmp_path / place / "tuning.json").read_bytes() for place in ("here", "there")]
     assert found[0] == found[1]
-    storage = server.replace("postgresql:", "postgresql+psycopg:")
+    storage = open_storage(server, tmp_path)
     name = next(name for name in optuna.get_all_study_names(storage) if name.startswith("undelta "))
     study = optuna.load_study(study_name=name, storage=storage)
     states = Counter(trial.state.name for trial in study.trials)

@@ -16,7 +16,7 @@ from undelta.audit.claims import myself
 from undelta.errors import ConfigError
 from undelta.tuning.objective import OpenJournal, Report
 from undelta.tuning.proposals import AGAIN, SLOT
-from undelta.tuning.study import OWNER, Slots, TrialLost, open_storage
+from undelta.tuning.study import OWNER, Running, Slots, TrialLost, open_storage
 from undelta.tuning.worker import evaluate
 
 from .bowl import Bowl, OpenSlots
@@ -99,6 +99,29 @@ def test_the_trial_of_a_dead_process_is_repeated_with_its_point_and_reports(
     assert finished.user_attrs[AGAIN] == point
     assert finished.intermediate_values[1] == 7.0  # what had been reported is not reported again
     assert states(slots) == {"FAIL": 1, "COMPLETE": 1}
+
+
+def test_a_process_that_dies_while_it_writes_its_point_down_leaves_no_half_a_point(
+    open_slots: OpenSlots, tmp_path: Path
+) -> None:
+    slots = open_slots(total=6)
+    for _ in range(5):  # also where the process proposes, which must not see it
+        with next_of(slots) as running:
+            running.complete(sum(running.point().values()))
+    dying = next_of(slots)
+    half = dying.trial.suggest_float("conv", 1, 1000)
+    slots.storage.set_trial_user_attr(dying.identity, OWNER, {**asdict(myself("gone")), "pid": 2**30})
+    bowl = Bowl()
+    evaluate(open_slots(total=6), bowl, tmp_path)
+    (point,) = bowl.seen
+    assert point["conv"] == half  # proposed anew, from the same results
+    assert AGAIN not in slots.finished()[5].user_attrs
+
+
+def next_of(slots: Slots) -> Running:
+    running = slots.take()
+    assert running is not None
+    return running
 
 
 def test_a_living_process_keeps_its_trial(open_slots: OpenSlots) -> None:

@@ -202,7 +202,7 @@ def kill_when(process: subprocess.Popen[bytes], out: Path, finished: int) -> Non
 
 
 def test_a_killed_tuning_ends_as_if_nothing_had_happened(source: Path, tmp_path: Path) -> None:
-    finish(command(source, tmp_path / "whole"))
+    tune_job(source, out=tmp_path / "whole", trials=7, random=4, steps=80)
     out = tmp_path / "killed"
     for finished in (1, 4):
         kill_when(command(source, out, "--checkpoint-seconds", "0.05"), out, finished)

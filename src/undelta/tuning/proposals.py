@@ -72,7 +72,8 @@ def propose(
 ) -> dict[str, Any]:
     """A point of the space for the trial in this slot, after these results."""
     number = int(torch.randint(2**31, (), generator=stream("tuner", seed, slot)))
-    known = what_is_known(trials, minimize=direction == optuna.study.StudyDirection.MINIMIZE)
+    begun = [trial for trial in trials if set(space) <= set(trial.params)]  # not those that have no whole point yet
+    known = what_is_known(begun, minimize=direction == optuna.study.StudyDirection.MINIMIZE)
     completed = sum(trial.state == TrialState.COMPLETE for trial in known)
     sampler: BaseSampler = RandomSampler(seed=number)
     if slot >= random and completed:
@@ -90,7 +91,7 @@ def what_is_known(trials: Sequence[FrozenTrial], *, minimize: bool) -> list[Froz
     known = list(completed)
     if completed:
         known += [_valued(trial, completed, minimize) for trial in trials if trial.state == TrialState.PRUNED]
-    known += [trial for trial in trials if trial.state == TrialState.RUNNING and trial.params]
+    known += [trial for trial in trials if trial.state == TrialState.RUNNING]
     # Repeated trials have higher numbers; their place in line is what counts.
     return sorted(known, key=lambda trial: int(trial.user_attrs[SLOT]))
 

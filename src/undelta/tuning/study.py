@@ -60,7 +60,9 @@ def open_storage(url: str | None, directory: Path) -> BaseStorage:
         address = sqlalchemy.engine.make_url(url)
         if address.drivername in ("postgres", "postgresql"):
             address = address.set(drivername="postgresql+psycopg")  # not the one that is not installed
-        return RDBStorage(address.render_as_string(hide_password=False))
+        # A connection for each question: between two of them lie hours, and servers drop who is silent for so long.
+        options = {"poolclass": sqlalchemy.pool.NullPool}
+        return RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options)
     except ImportError as problem:
         raise ConfigError(f'--storage needs a driver: pip install "undelta[postgres]" ({_line(problem)})') from None
     except (sqlalchemy.exc.ArgumentError, ValueError) as problem:
@@ -97,6 +99,8 @@ class Slots:
     def __init__(self, study: optuna.Study, storage: BaseStorage, *, total: int, worker: str, claims: Claims) -> None:
         self.study, self.storage, self.total, self.worker, self.claims = study, storage, total, worker, claims
         self._study_id = storage.get_study_id_from_name(study.study_name)
+        assert isinstance(study.sampler, Proposals)  # noqa: S101
+        self._space = set(study.sampler.space)
 
     def finished(self) -> list[FrozenTrial]:
         """The results in order; of several for one place, the first."""
@@ -167,7 +171,9 @@ class Slots:
                 taken.add(_slot(trial))
         for slot in range(self.total):
             if slot not in taken:
-                self.study.add_trial(_waiting(slot, [trial for trial in trials if _slot(trial) == slot]))
+                # One that died while its point was written down has no whole point, and had not begun.
+                begun = [trial for trial in trials if _slot(trial) == slot and self._space <= set(trial.params)]
+                self.study.add_trial(_waiting(slot, begun))
 
     def _is_dead(self, trial: FrozenTrial) -> bool:
         owner: Owner | None = None
@@ -190,14 +196,13 @@ def _slot(trial: FrozenTrial) -> int:
     return int(trial.user_attrs[SLOT])
 
 
-def _waiting(slot: int, failed: Sequence[FrozenTrial]) -> FrozenTrial:
+def _waiting(slot: int, begun: Sequence[FrozenTrial]) -> FrozenTrial:
     """A trial for this place; where one died, with its point and its reports, so that nothing changes by its death."""
     attributes: dict[str, Any] = {SLOT: slot}
     reports: dict[int, float] = {}
-    for trial in failed:
-        if trial.params:
-            attributes[AGAIN] = dict(trial.params)
-            reports |= trial.intermediate_values
+    for trial in begun:
+        attributes[AGAIN] = dict(trial.params)
+        reports |= trial.intermediate_values
     return create_trial(state=TrialState.WAITING, user_attrs=attributes, intermediate_values=reports)
 
 
