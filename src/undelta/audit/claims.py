@@ -154,7 +154,7 @@ class Claims:
             return None
         except OSError as problem:
             raise DataError(f"cannot claim the trial in {folder}: {problem.strerror}") from problem
-        owner = _myself(self.worker)
+        owner = myself(self.worker)
         claim = Claim(path, owner.token, handle, self.heartbeat_seconds)
         _held.add(owner.token)
         try:
@@ -242,7 +242,8 @@ def _read(path: Path, number: int) -> Found | None:
     return Found(path=path, number=number, renewed=renewed, owner=owner if owner and owner.pid > 0 else None)
 
 
-def _myself(worker: str) -> Owner:
+def myself(worker: str) -> Owner:
+    """This process, as others will know it; every call has a token of its own."""
     return Owner(
         host=socket.gethostname(),
         machine=machine(),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.matching import Attack
+from undelta.attacker.weights import Q
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
 from undelta.parsing import call, parse, unknown
@@ -36,6 +39,37 @@ def make_attack(name: str, arguments: Mapping[str, Any]) -> Attack:
     if name not in ATTACKS:
         raise ConfigError(unknown("attack", name, ATTACKS))
     return call(ATTACKS[name], arguments, where=f"attack {name}", error=ConfigError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsFile:
+    """The keys of a file of layer weights, as `undelta tune` writes them."""
+
+    attack: str = "awa"
+    q: Q
+    position: float | None = None
+    tv: float | None = None
+    bn: float | None = None
+
+
+def load_weights(path: str | Path, *, attack: str | None = None) -> tuple[str, dict[str, Any]]:
+    """An attack and its settings from a file of layer weights.
+
+    Args:
+        path: The file.
+        attack: The attack that the user asks for, if any; it must have layer weights.
+    """
+    _, values = read_toml(path)
+    file = parse(WeightsFile, values, where=str(path), error=ConfigError)
+    name = attack or file.attack
+    if name not in ATTACKS:
+        raise ConfigError(unknown("attack", name, ATTACKS))
+    known = inspect.signature(ATTACKS[name]).parameters
+    arguments = {key: value for key, value in asdict(file).items() if key != "attack" and value is not None}
+    for key in arguments:
+        if key not in known:
+            raise ConfigError(f"{path}: attack {name} has no setting {key!r}; use --attack {file.attack}")
+    return name, arguments
 
 
 def parse_settings(words: Iterable[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
@@ -68,17 +68,26 @@ def open_engine(name: str, *, workers: int, threads: int, directory: Path, slurm
     return Processes()
 
 
+class Named(Protocol):
+    """What a worker process is told, whatever it works on."""
+
+    @property
+    def worker(self) -> str:
+        """Its name."""
+
+
 class Processes:
     """Processes of this machine, each a fresh interpreter."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Callable[[Any], None] = work) -> None:
+        self._work = work
         self._context = multiprocessing.get_context("spawn")
         self._running: dict[str, SpawnProcess] = {}
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Named) -> None:
         """Start one worker."""
         resource_tracker.ensure_running()  # starts once, and would undo the block below
-        process = self._context.Process(target=_process, args=(job,), name=job.worker)
+        process = self._context.Process(target=_process, args=(self._work, job), name=job.worker)
         # Ctrl-C reaches the whole group. Workers inherit the block, so that only we answer it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -121,7 +130,7 @@ def _exit_problem(code: int) -> str | None:
     return f"ended with exit code {code}"
 
 
-def _process(job: Job) -> None:
+def _process(work: Callable[[Any], None], job: Named) -> None:
     """What a worker process does; it ends with its parent, so that no one works unseen."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # noqa: S101

@@ -123,7 +123,7 @@ def render(
         sheets=list(sheets.all.values()),
         style=style,
         trends=trends(audit.entries, labels, styles),
-        tuning=tuning(audit.tuning),
+        tuning=tuning(audit.tuning, maximized=audit.maximized, importance=audit.importance),
         value_of=value_of,
         verdicts=[(verdict, of.get((verdict.scenario, verdict.defense))) for verdict in verdicts],
     )

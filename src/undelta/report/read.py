@@ -84,11 +84,12 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningTrial:
-    """One evaluation of a Bayesian optimization; None is one that failed."""
+    """One evaluation of a Bayesian optimization; None is one that has no value: it failed, or was ended early."""
 
     number: int
     value: float | None
     parameters: dict[str, Any]
+    state: str = "completed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,10 @@ class Audit:
     """The audit's TOML, verbatim; None for a single run."""
     verdicts: tuple[Verdict, ...] = ()
     tuning: tuple[TuningTrial, ...] = ()
+    maximized: bool = False
+    """Whether larger values of the tuning's objective are better."""
+    importance: dict[str, float] = field(default_factory=dict)
+    """The share of each tuned parameter."""
     sheet: Path | None = None
     """A run's contact sheet, where there are no pictures of their own."""
 
@@ -133,7 +138,7 @@ def _read_trials(directory: Path) -> Audit:
         entries=tuple(_in_order(entries, text)),
         configuration=text,
         verdicts=tuple(_read_verdicts(directory / "verdict.json")),
-        tuning=tuple(_read_tuning(directory / "tuning.json")),
+        **_read_tuning(directory / "tuning.json"),
     )
 
 
@@ -151,7 +156,7 @@ def _read_run(directory: Path) -> Audit:
         title=directory.resolve().name,
         directory=directory,
         entries=tuple(entries),
-        tuning=tuple(_read_tuning(directory / "tuning.json")),
+        **_read_tuning(directory / "tuning.json"),
         sheet=sheet if sheet.is_file() else None,
     )
 
@@ -268,9 +273,20 @@ def _read_verdicts(path: Path) -> Iterator[Verdict]:
         yield Verdict(**{key: verdict.text(key) for key in ("scenario", "defense", "level", "text")})
 
 
-def _read_tuning(path: Path) -> Iterator[TuningTrial]:
+def _read_tuning(path: Path) -> dict[str, Any]:
+    """The fields of an `Audit` that tell of a tuning."""
     if not path.is_file():
-        return
-    for trial in Fields(read_json(path), path).tables("trials"):
-        parameters = trial.table("parameters")
-        yield TuningTrial(number=trial.whole("number"), value=trial.number("value"), parameters=parameters)
+        return {}
+    study = Fields(read_json(path), path)
+    trials = tuple(
+        TuningTrial(
+            number=trial.whole("number"),
+            value=trial.number("value"),
+            parameters=trial.table("parameters"),
+            state=trial.optional_text("state") or "completed",
+        )
+        for trial in study.tables("trials")
+    )
+    shares = Fields(study.table("importance"), path)
+    importance = {name: share for name in shares.values if (share := shares.number(name)) is not None}
+    return {"tuning": trials, "maximized": study.optional_text("direction") == "maximize", "importance": importance}

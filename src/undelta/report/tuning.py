@@ -1,8 +1,8 @@
-"""The history of a Bayesian optimization of layer weights: the smallest value so far (AWA fig_loss_BO)."""
+"""The history of a Bayesian optimization of layer weights: the best value so far (AWA fig_loss_BO)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from undelta.report.charts import Chart, Series, chart
@@ -17,24 +17,30 @@ class Tuning:
     best: TuningTrial
     trials: int
     failed: int
+    pruned: int = 0
+    superlative: str = "smallest"
+    importance: tuple[tuple[str, float, float], ...] = ()
+    """Parameters, their shares, and lengths of bars in percent; the largest first."""
 
 
-def tuning(trials: Sequence[TuningTrial]) -> Tuning | None:
-    """The cumulative minimum over trials; None if no trial has a value."""
+def tuning(
+    trials: Sequence[TuningTrial], *, maximized: bool = False, importance: Mapping[str, float] | None = None
+) -> Tuning | None:
+    """The cumulative minimum over trials, or maximum; None if no trial has a value."""
+    better, extreme, superlative = (max, "maximum", "largest") if maximized else (min, "minimum", "smallest")
     valued = [
         (trial, trial.value) for trial in sorted(trials, key=lambda trial: trial.number) if trial.value is not None
     ]
     if not valued:
         return None
     values = [(float(trial.number), value) for trial, value in valued]
-    smallest, lowest = [], float("inf")
+    reached: list[tuple[float, float]] = []
     for number, value in values:
-        lowest = min(lowest, value)
-        smallest.append((number, lowest))
+        reached.append((number, better(value, reached[-1][1]) if reached else value))
     drawn = chart(
-        "Cumulative minimum of the objective",
+        f"Cumulative {extreme} of the objective",
         "trial",
-        "f(Q)",
+        "PSNR on shadow clients" if maximized else "f(Q)",
         [
             Series(
                 name="one trial",
@@ -44,15 +50,26 @@ def tuning(trials: Sequence[TuningTrial]) -> Tuning | None:
                 line=False,
             ),
             Series(
-                name="smallest so far",
+                name=f"{superlative} so far",
                 style=0,
-                points=smallest,
-                texts=[f"{number:.0f}: {value:.5g}" for number, value in smallest],
+                points=reached,
+                texts=[f"{number:.0f}: {value:.5g}" for number, value in reached],
                 marks=False,
                 stairs=True,
             ),
         ],
     )
     assert drawn is not None  # noqa: S101 (there are values)
-    best = min(valued, key=lambda pair: pair[1])[0]
-    return Tuning(chart=drawn, best=best, trials=len(trials), failed=len(trials) - len(valued))
+    best = better(valued, key=lambda pair: pair[1])[0]
+    pruned = sum(trial.value is None and trial.state == "pruned" for trial in trials)
+    shares = sorted((importance or {}).items(), key=lambda pair: -pair[1])
+    bars = tuple((name, share, round(min(max(share, 0.0), 1.0) * 100, 2)) for name, share in shares)
+    return Tuning(
+        chart=drawn,
+        best=best,
+        trials=len(trials),
+        failed=len(trials) - len(valued) - pruned,
+        pruned=pruned,
+        superlative=superlative,
+        importance=bars,
+    )

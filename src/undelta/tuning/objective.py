@@ -1,0 +1,94 @@
+"""What is optimized: a number for a point of the box, from public knowledge only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+from undelta.attacker.journal import Journal
+from undelta.attacker.matching import RECORD_EVERY, Watch
+from undelta.attacker.reconstruction import Moment, Reconstruction
+from undelta.audit.config import make_attack
+from undelta.audit.trial import journal_key
+from undelta.observation import Observation
+
+Direction = Literal["minimize", "maximize"]
+Report = Callable[[int, float], None]
+"""Called with a step and the value there; raises if the evaluation is to end."""
+
+OpenJournal = Callable[[str, str], Journal | None]
+"""The checkpoints of a part of the evaluation, by its name and the key that says what they belong to."""
+
+RUNGS = 10  # how often an attack on its way is compared with the others
+
+
+class Diverged(Exception):
+    """The attack ended with no number."""
+
+
+class Objective(Protocol):
+    """Anything that gives a number for the attack's settings."""
+
+    direction: Direction
+
+    def __call__(self, settings: Mapping[str, Any], *, report: Report, journal: OpenJournal, watch: Watch) -> float:
+        """The value; equal settings give equal values.
+
+        Args:
+            settings: Of the attack.
+            report: Is told of values on the way, so that hopeless evaluations end early.
+            journal: Gives checkpoints.
+            watch: Is told of every point of the attack's history; raises if the evaluation is no longer ours.
+        """
+
+
+class Mismatch:
+    """f(Q): the unweighted cosine distance of the final replay to its target (AWA eq_obj_func_BO_f_Q).
+
+    All evaluations begin with the same noise, so that f is a function of Q alone.
+    """
+
+    direction: Direction = "minimize"
+
+    def __init__(self, observation: Observation, *, attack: str, arguments: Mapping[str, Any], seed: int) -> None:
+        self.observation, self.attack, self.arguments, self.seed = observation, attack, dict(arguments), seed
+
+    def __call__(self, settings: Mapping[str, Any], *, report: Report, journal: OpenJournal, watch: Watch) -> float:
+        """The mismatch at these settings."""
+
+        def look(moment: Moment, total: int) -> None:
+            watch(moment, total)
+            if _rung(moment.iteration, total) > _rung(max(moment.iteration - RECORD_EVERY, 0), total):
+                report(moment.iteration, moment.mismatch)
+
+        arguments = {**self.arguments, **settings}
+        return finite(run_attack(self.observation, self.attack, arguments, self.seed, journal, "attack", look).mismatch)
+
+
+def _rung(iteration: int, total: int) -> int:
+    return iteration * RUNGS // total
+
+
+def run_attack(
+    observation: Observation,
+    attack: str,
+    arguments: Mapping[str, Any],
+    seed: int,
+    journal: OpenJournal,
+    part: str,
+    watch: Watch,
+) -> Reconstruction:
+    """One attack with its checkpoints; Ctrl-C ends the whole tuning, not only the attack."""
+    checkpoints = journal(part, journal_key(observation, attack, arguments, seed))
+    result = make_attack(attack, arguments)(observation, seed=seed, watch=watch, journal=checkpoints)
+    if result.status == "interrupted":
+        raise KeyboardInterrupt
+    return result
+
+
+def finite(value: float | None) -> float:
+    """The value, if it is a number."""
+    if value is None or not math.isfinite(value):
+        raise Diverged
+    return value

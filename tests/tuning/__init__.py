@@ -1,0 +1,1 @@
+"""Tests of the tuning share a study and a cheap objective."""
