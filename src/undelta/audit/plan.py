@@ -187,6 +187,7 @@ class Checks:
         self._models: set[str] = set()
 
     def __call__(self, scenario: Scenario, where: str) -> None:
+        """Complain in one line that begins with ``where``."""
         if scenario.data not in self._datasets:
             try:
                 self._datasets[scenario.data] = open_dataset(scenario.data)

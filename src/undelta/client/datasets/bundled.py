@@ -103,12 +103,12 @@ def _read_photo(files: list[Traversable], index: int, side: int) -> Tensor:
 def _read_patch(files: list[Traversable], index: int, side: int) -> Tensor:
     photo, place = divmod(index, GRID**2)
     row, column = divmod(place, GRID)
-    whole = _read_whole(files[photo], GRID * side)
+    whole = _read_whole(files[photo].name, GRID * side)
     return whole[:, row * side : (row + 1) * side, column * side : (column + 1) * side].clone()
 
 
 @lru_cache(maxsize=len(PHOTOS))
-def _read_whole(file: Traversable, side: int) -> Tensor:
+def _read_whole(name: str, side: int) -> Tensor:
     # Kept, since a draw of many patches would decode the same few photographs again and again.
-    with resources.as_file(file) as path:
+    with resources.as_file(_scikit_image(name)) as path:
         return read_picture(path, side)
