@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,29 +17,32 @@ from undelta.report.svg import svg
 from undelta.report.tuning import tuning as drawn_tuning
 from undelta.reproduce.published import METRICS
 from undelta.reproduce.reproductions import Reproduction
-from undelta.reproduce.results import QUALITY, Results
+from undelta.reproduce.results import QUALITY, Measured, Results
 
 MOST_IMAGES = 64  # of one client in a picture
 WIDE = (760, 300)
-FEW = 3  # methods beside which the paper's own line can still be told apart
 PAPER_STYLE = 7
 
 
 def write_charts(reproduction: Reproduction, results: Results, directory: Path) -> list[str]:
-    """Each metric over the cases: a point per seed, a line through the means; returns the files' names.
+    """Each metric over the cases, or over the methods where there is one case; returns the files' names.
 
-    Where there are few methods the paper's own figures are drawn, too. They come from larger images, so only the
-    shape of the two lines can be compared.
+    A point per seed, a line through the means. Where they can be told apart the paper's own figures are drawn, too.
+    They come from larger images, so only the shape of the lines can be compared.
     """
-    names = []
+    names: list[str] = []
+    if not results.done:  # the paper's lines alone would be nobody's results
+        return names
+    single = len(results.rows) == 1
+    x_title, categories = ("method", results.methods) if single else _short(results)
     for metric in METRICS:
         measure = QUALITY[metric]
         drawn = chart(
             f"{reproduction.title}: {measure.title}",
-            "scenario at this scale",
+            x_title,
             f"{measure.title} in dB" if metric == "psnr" else measure.title,
-            _series(results, metric),
-            categories=[results.here(row) for row in results.rows],
+            _over_methods(results, metric) if single else _over_cases(results, metric),
+            categories=categories,
             size=WIDE,
         )
         if drawn is None:
@@ -47,32 +52,57 @@ def write_charts(reproduction: Reproduction, results: Results, directory: Path) 
     return names
 
 
-def _series(results: Results, metric: str) -> list[Series]:
-    measure, rows = QUALITY[metric], results.rows
+def _short(results: Results) -> tuple[str, list[str]]:
+    """What tells the cases at this scale apart, as a title and a name each: N=4, E=2, B=2 may be just 2."""
+    parts = [[part.replace("=", " ").split() for part in results.here(row).split(", ")] for row in results.rows]
+    varying = [place for place in range(len(parts[0])) if len({case[place][1] for case in parts}) > 1]
+    title = ", ".join(parts[0][place][0] for place in varying)
+    return title, [", ".join(case[place][1] for place in varying) for case in parts]
+
+
+def _over_cases(results: Results, metric: str) -> list[Series]:
     series = []
     for style, method in enumerate(results.methods):
-        cells = [(place, results.at(row, method)) for place, row in enumerate(rows)]
-        points = [
-            (float(place), value, f"{method}, {cell.cell.here}, seed {entry.seed}: {measure.show(value)}")
-            for place, cell in cells
-            for entry in cell.scored
-            if (value := entry.metrics[metric]) is not None
-        ]
-        means = [(float(place), mean) for place, cell in cells if (mean := cell.value(metric)) is not None]
-        series.append(_points(method, style, points))
-        series.append(Series(name=method, style=style, points=means, texts=[""] * len(means), marks=False))
-    if len(results.methods) > FEW:
-        return series
-    for method in results.methods:
-        figures = [(place, results.at(row, method).cell.figures) for place, row in enumerate(rows)]
-        printed = [
-            (float(place), getattr(one, metric), f"{method} in the paper: {measure.show(getattr(one, metric))}")
-            for place, one in figures
-            if one is not None
-        ]
-        one = _points(f"in the paper: {', '.join(results.methods)}", PAPER_STYLE, printed)
-        series += [one, Series(name=one.name, style=PAPER_STYLE, points=one.points, texts=one.texts, marks=False)]
+        series += _series(method, style, [results.at(row, method) for row in results.rows], metric)
+    drawn = [method for method in results.methods if any(results.at(row, method).cell.figures for row in results.rows)]
+    if len(drawn) == 1:
+        cells = [results.at(row, drawn[0]) for row in results.rows]
+        series += _printed(f"{drawn[0]} in the paper", cells, metric)
     return series
+
+
+def _over_methods(results: Results, metric: str) -> list[Series]:
+    cells = [results.at(results.rows[0], method) for method in results.methods]
+    return [*_series("here", 0, cells, metric), *_printed("in the paper", cells, metric)]
+
+
+def _series(name: str, style: int, cells: Sequence[Measured], metric: str) -> list[Series]:
+    """All seeds as points, and a line through their means."""
+    points = [
+        (float(place), value, f"{cell.cell.method}, {cell.cell.here}, seed {entry.seed}: {QUALITY[metric].show(value)}")
+        for place, cell in enumerate(cells)
+        for entry in cell.scored
+        if (value := entry.metrics[metric]) is not None
+    ]
+    means = [(float(place), mean, "") for place, cell in enumerate(cells) if (mean := cell.value(metric)) is not None]
+    return [_points(name, style, points), _line(name, style, means)]
+
+
+def _printed(name: str, cells: Sequence[Measured], metric: str) -> list[Series]:
+    points = [
+        (
+            float(place),
+            getattr(figures, metric),
+            f"{cell.cell.method}: {QUALITY[metric].show(getattr(figures, metric))}",
+        )
+        for place, cell in enumerate(cells)
+        if (figures := cell.cell.figures) is not None
+    ]
+    return [_points(name, PAPER_STYLE, points), _line(name, PAPER_STYLE, points)]
+
+
+def _line(name: str, style: int, points: list[tuple[float, float, str]]) -> Series:
+    return replace(_points(name, style, points), line=True, marks=False)
 
 
 def _points(name: str, style: int, points: list[tuple[float, float, str]]) -> Series:

@@ -221,10 +221,13 @@ def _settings(
     """Attack and settings of a method; all of the paper's share iterations, optimizer and regularizers."""
     iterations = scale.large_iterations if reproduction.large else scale.iterations
     common: dict[str, Any] = {"steps": iterations, "learning_rate": scale.attack_rate, **scale.priors}
+    geng: dict[str, Any] = {"labels": "disclosed"}  # the paper takes labels as known for all
+    if scale.geng_nodes is not None:
+        geng["nodes"] = scale.geng_nodes
     return {
         IDLG: ("idlg_fedavg", common),
         AGIC: ("agic", common),
-        GENG: ("geng", {**common, "labels": "disclosed"}),  # the paper takes labels as known for all
+        GENG: ("geng", {**common, **geng}),
         APPROXIMATION: ("awa", {**common, "form": "approximation"}),
         LINEAR: ("awa", {**common, "form": "linear"}),
         AWA: ("awa", common),
