@@ -30,13 +30,13 @@ def write_charts(reproduction: Reproduction, results: Results, directory: Path) 
     A point per seed, a line through the means. Where they can be told apart the paper's own figures are drawn, too.
     They come from larger images, so only the shape of the lines can be compared.
     """
-    names: list[str] = []
-    if not results.done:  # the paper's lines alone would be nobody's results
-        return names
+    names = []
     single = len(results.rows) == 1
     x_title, categories = ("method", results.methods) if single else _short(results)
     for metric in METRICS:
         measure = QUALITY[metric]
+        if all(one.value(metric) is None for one in results.cells):
+            continue  # the paper's lines alone would be nobody's results
         drawn = chart(
             f"{reproduction.title}: {measure.title}",
             x_title,
