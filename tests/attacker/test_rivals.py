@@ -16,8 +16,8 @@ from undelta.attacker.matching import Attack
 from undelta.attacker.weights import Decaying
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
-from undelta.evaluation.metrics import psnr
 from undelta.errors import ConfigError
+from undelta.evaluation.metrics import psnr
 from undelta.observation import Observation
 from undelta.updates import Layer, Update
 

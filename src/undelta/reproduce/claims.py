@@ -29,8 +29,14 @@ class Claim:
     numbers: str
 
 
-def claims_of(reproduction: Reproduction, results: Results, tuning: Sequence[TuningTrial] = ()) -> list[Claim]:
-    """What the paper says of this table or figure."""
+def claims_of(
+    reproduction: Reproduction,
+    results: Results,
+    tuning: Sequence[TuningTrial] = (),
+    *,
+    random: int = published.TUNING_RANDOM,
+) -> list[Claim]:
+    """What the paper says of this table or figure; of a tuning's trials the first ``random`` were drawn blindly."""
     found: list[Claim]
     match reproduction.name:
         case "comparison":
@@ -47,7 +53,7 @@ def claims_of(reproduction: Reproduction, results: Results, tuning: Sequence[Tun
         case "large":
             found = [_recognized("AWA reconstructs the main visual structures of a large client", results)]
         case "tuning":
-            found = [_falling(tuning), *_carrying(results)]
+            found = [_falling(tuning, random), *_carrying(results)]
         case _:
             found = [_recognized("AWA reconstructs updates leaked at different stages of training", results)]
     return [*found, *_ours(results)]
@@ -198,17 +204,18 @@ def _recognized(says: str, results: Results) -> Claim:
     return Claim(says=says, outcome=outcome, numbers="; ".join(words) + ".")
 
 
-def _falling(tuning: Sequence[TuningTrial]) -> Claim:
+def _falling(tuning: Sequence[TuningTrial], random: int) -> Claim:
     says = "Bayesian optimization finds lower f(Q) as trials go on"
-    values = [trial.value for trial in sorted(tuning, key=lambda trial: trial.number) if trial.value is not None]
-    random = min(published.TUNING_RANDOM, len(values) - 1)
-    if random < 1:
+    blind = [trial.value for trial in tuning if trial.value is not None and trial.number < random]
+    guided = [trial.value for trial in tuning if trial.value is not None and trial.number >= random]
+    if not blind or not guided:
         return _unmeasured(says)
-    before, after = min(values[:random]), min(values)
+    before, after = min(blind), min(guided)
     return Claim(
         says=says,
         outcome="holds" if after < before else "does not hold",
-        numbers=f"Smallest f(Q) of the first {random} trials {before:.4g}, of all {len(values)} trials {after:.4g}.",
+        numbers=f"Smallest f(Q) of {_count(len(blind), 'random trial')} {before:.4g}, of the "
+        f"{_count(len(guided), 'trial')} after them {after:.4g}.",
     )
 
 

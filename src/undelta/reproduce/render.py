@@ -35,7 +35,7 @@ class Setting:
 def write_reproduction(reproduction: Reproduction, results: Results, audit: Audit, setting: Setting) -> list[Claim]:
     """Write all files of one reproduction beside its records, and say which claims hold."""
     tuning = audit.tuning if reproduction.tunes else ()
-    claims = claims_of(reproduction, results, tuning)
+    claims = claims_of(reproduction, results, tuning, random=setting.scale.tuning_random)
     figures = write_charts(reproduction, results, audit.directory)
     if reproduction.tunes and (minimum := write_tuning(reproduction, tuning, audit.directory)):
         figures.insert(0, minimum)

@@ -55,6 +55,7 @@ def tune(
         trials=scale.tuning_trials,
         random=scale.tuning_random,
         steps=scale.tuning_iterations,
+        prune=False,  # the paper evaluates every trial in full
         arguments={"learning_rate": scale.attack_rate, **scale.priors},
         seed=seed,
         workers=workers,
