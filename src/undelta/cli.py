@@ -191,6 +191,17 @@ def audit(
 
 
 @app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="What `undelta audit`, `attack` or `demo` wrote with --out.")],
+) -> None:
+    """Write report.html, one page that needs no network, and its tables as Markdown, CSV and LaTeX."""
+    from undelta.report import write_report
+
+    page = write_report(directory)
+    typer.echo(f"Report: {page} ({page.stat().st_size / 1e6:.1f} MB)\nTables: {directory}/report.md, .csv, .tex")
+
+
+@app.command()
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="A table or figure of the paper, or all; --list names them.")
@@ -247,17 +258,6 @@ def reproduce(
         typer.echo(f"Failed: trial {record['key']} ({record['attack']}, {record['name']}): {record['error']}", err=True)
     if done.failed:
         raise typer.Exit(FAILED)
-
-
-@app.command()
-def report(
-    directory: Annotated[Path, typer.Argument(help="What `undelta audit`, `attack` or `demo` wrote with --out.")],
-) -> None:
-    """Write report.html, one page that needs no network, and its tables as Markdown, CSV and LaTeX."""
-    from undelta.report import write_report
-
-    page = write_report(directory)
-    typer.echo(f"Report: {page} ({page.stat().st_size / 1e6:.1f} MB)\nTables: {directory}/report.md, .csv, .tex")
 
 
 @app.command("list")

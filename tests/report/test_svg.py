@@ -25,7 +25,7 @@ def test_a_chart_is_a_picture_of_its_own() -> None:
     words = [element.text for element in root.iter(f"{SVG}text")]
     assert words[0] == "A <chart>"
     assert {"a", "b", "x", "y", "ours & theirs", "paper"} <= set(words)
-    marks = [use.get("href") for use in root.iter(f"{SVG}use")]
+    marks = [use.get("href", "") for use in root.iter(f"{SVG}use")]
     assert sorted(marks) == ["#mark0"] * 3 + ["#mark7"] * 2  # a mark per point and one in the legend
     defined = {path.get("id") for path in root.iter(f"{SVG}path")}
     assert {"mark0", "mark7"} <= defined
