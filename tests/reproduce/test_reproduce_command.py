@@ -120,6 +120,8 @@ def test_the_table_has_the_papers_figures_and_the_records_means(smoke: Path) -> 
     assert (dash["paper"], dash["mean"], dash["trials"]) == ("", "", "0")
     assert dash["note"] == "not run: impractical (paper too)"
     assert page.count("not run: impractical (paper too) |") == 4 * 2 * 3
+    assert "| AWA, paper | AWA, ours | strongest (ours) |" in page  # of which the paper has no figures
+    assert "Nothing follows from the smoke scale" in page
 
 
 def test_an_ordinary_report_of_the_directory_works(smoke: Path) -> None:

@@ -91,7 +91,7 @@ def reproduce_job(
     failed: tuple[Record, ...] = ()
     if not render_only:
         make_plan(asked)  # complains about data and models before any work, tuning included
-        if any(REPRODUCTIONS[one].tunes for one in asked.names):
+        if any(REPRODUCTIONS[one].tunes for one in asked.names) and tuned_weights(out) is None:
             if can_tune():
                 share = workers or max(1, available_cores() // threads)
                 _tune(asked, out, workers=share, threads=threads, checkpoint_seconds=checkpoint_seconds)

@@ -16,7 +16,7 @@ from undelta.reproduce import published
 from undelta.reproduce.claims import Claim, claims_of
 from undelta.reproduce.figures import write_charts, write_pictures, write_tuning
 from undelta.reproduce.published import METRICS
-from undelta.reproduce.reproductions import STRONGEST, Reproduction
+from undelta.reproduce.reproductions import Reproduction
 from undelta.reproduce.results import QUALITY, Measured, Results
 from undelta.reproduce.scales import Scale
 
@@ -76,7 +76,7 @@ def _markdown(
             cells = [row, results.here(row), QUALITY[metric].title]
             for method in results.methods:
                 one = results.at(row, method)
-                cells += [_printed(one, metric), one.show(metric)] if method != STRONGEST else [one.show(metric)]
+                cells += [_printed(one, metric), one.show(metric)] if results.printed(method) else [one.show(metric)]
             yield table_row(cells)
     yield from (
         "",
@@ -89,6 +89,8 @@ def _markdown(
     if pictures:
         yield from ("", f"![The private images and their reconstructions]({pictures})")
     yield from ("", "## Which of the paper's claims hold here", "")
+    if setting.scale.name == "smoke":
+        yield from ("Nothing follows from the smoke scale: these sentences show the form only.", "")
     for claim in claims:
         yield f"- **{claim.outcome}**: {escape(claim.says)}. {escape(claim.numbers)}"
     yield from _problems(results)
@@ -96,10 +98,7 @@ def _markdown(
 
 def _columns(results: Results) -> Iterator[str]:
     for method in results.methods:
-        if method == STRONGEST:
-            yield method
-        else:
-            yield from (f"{method}, paper", f"{method}, ours")
+        yield from (f"{method}, paper", f"{method}, ours") if results.printed(method) else (method,)
 
 
 def _printed(one: Measured, metric: str) -> str:
@@ -166,6 +165,6 @@ def _latex(reproduction: Reproduction, results: Results, setting: Setting) -> It
                 one = results.at(row, method)
                 # A reason as long as a sentence has no place in a column of numbers.
                 ours = DASH if one.cell.reason else one.show(metric)
-                cells += [ours] if method == STRONGEST else [_printed(one, metric), ours]
+                cells += [_printed(one, metric), ours] if results.printed(method) else [ours]
             yield f"    {' & '.join(tex(cell) for cell in cells)} \\\\"
     yield from ("    \\bottomrule", "  \\end{tabular}", "\\end{table}")

@@ -107,6 +107,10 @@ class Results:
         """A row's name at this scale."""
         return next(one.cell.here for one in self.cells if one.cell.row == row)
 
+    def printed(self, method: str) -> bool:
+        """Whether the paper has figures of a method here."""
+        return any(one.cell.figures for one in self.cells if one.cell.method == method)
+
     @property
     def wanted(self) -> int:
         """Trials in all."""

@@ -42,7 +42,7 @@ def tune(
 ) -> None:
     """Tune Q on one update of the scale's tuning scenario; f(Q) needs the update alone, no private image.
 
-    The same call after a kill goes on, and returns at once where all is done.
+    The same call after a kill goes on.
     """
     if not can_tune():
         raise ConfigError("this undelta has no undelta.tuning; install one that has, or leave `tuning` out")
