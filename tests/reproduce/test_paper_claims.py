@@ -87,9 +87,11 @@ def test_an_advantage_is_paired_by_seed_and_knows_its_spread() -> None:
     assert worse is not None
     assert worse.sign == -1  # a larger LPIPS is a worse image
 
-    noisy = results(ABLATION, lambda cell, seed: (10 + (seed - 1) * (cell.method == "AWA"), 0.5, 0.5))
+    # Better by -0.9, 0.1 and 1.1 dB: better in the mean, but not beyond the spread.
+    noisy = results(ABLATION, lambda cell, seed: (10 + (seed - 0.9) * (cell.method == "AWA"), 0.5, 0.5))
     spread = advantage(noisy.at(row, "AWA"), noisy.at(row, "linear weights"), "psnr")
     assert spread is not None
+    assert spread.mean == pytest.approx(0.1)
     assert spread.sign == 0
     assert advantage(noisy.at(row, "AWA"), Measured(cell=noisy.at(row, "AWA").cell, entries=()), "psnr") is None
 
@@ -111,6 +113,10 @@ def test_the_order_of_methods_fails_if_it_is_another() -> None:
     best, order, scaling, ours = claims(COMPARISON, by_method({"AWA": 9, "AGIC": 12, "GENG": 11, "iDLG": 14}))
     assert [one.outcome for one in (best, order, scaling, ours)] == ["does not hold"] * 4
     assert order.numbers == "Mean PSNR over 6 scenarios: iDLG 15.00, AGIC 13.00, GENG 12.00, AWA 10.00 dB."
+    between = claims(COMPARISON, by_method({"AWA": 11.5, "AGIC": 12, "GENG": 11, "iDLG": 9}))
+    assert (
+        between[0].numbers == "AWA is clearly best in 4 of 10 by PSNR, 4 of 10 by SSIM, 4 of 10 by LPIPS."
+    )  # no AGIC there
     swapped = claims(COMPARISON, by_method({"AWA": 14, "AGIC": 11, "GENG": 12, "iDLG": 9}))
     assert swapped[1].outcome == "holds in part"  # the winner is the same, the others are not
 
@@ -170,6 +176,11 @@ def test_images_are_recognized_in_all_some_or_no_cases(reproduction: Reproductio
     assert some.outcome == "holds in part"
     assert "33% of the images have an SSIM of 0.5 or more" in some.numbers
     assert claims(reproduction, lambda cell, seed: (20, 0.1, 0.1))[0].outcome == "does not hold"
+
+
+def test_images_recognized_at_one_stage_alone_are_a_part() -> None:
+    one = claims(STAGES, lambda cell, seed: (20, 0.9 if cell.row.endswith("round 0") else 0.1, 0.1))[0]
+    assert one.outcome == "holds in part"
 
 
 def tuning_trials(*values: float | None) -> tuple[TuningTrial, ...]:
