@@ -353,6 +353,65 @@ def report(
     typer.echo(f"Report: {page} ({page.stat().st_size / 1e6:.1f} MB)\nTables: {directory}/report.md, .csv, .tex")
 
 
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="A table or figure of the paper, or all; --list names them.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where results go; the same command resumes there.")] = None,
+    scale: Annotated[str | None, typer.Option(help="smoke, cpu or paper; if not given, what --out has.")] = None,
+    data: Annotated[str | None, typer.Option(help="A source of images; the paper scale needs ImageNet's.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="0,1,2", help="A trial of every cell for each.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Trials at a time.")] = None,
+    engine: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
+    threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Time between a trial's checkpoints.")] = 30.0,
+    render_only: Annotated[bool, typer.Option("--render-only", help="Tables and figures of what is there.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="Name them, with what they show and cost.")] = False,
+) -> None:
+    """Run the paper's tables and figures, and put ours beside them.
+
+    Exit codes: 0 done; 2 wrong input; 3 a trial failed; 130 interrupted.
+    """
+    try:
+        from undelta.errors import ConfigError
+        from undelta.reproduce.job import listing, parse_seeds, reproduce_job
+
+        if list_all:
+            typer.echo("\n".join(listing()))
+            return
+        if name is None or out is None:
+            raise ConfigError(
+                "expected NAME and --out DIR, as in: undelta reproduce ablation --scale cpu --out ablation"
+            )
+        done = reproduce_job(
+            name,
+            out=out,
+            scale=scale,
+            data=data,
+            seeds=parse_seeds(seeds),
+            engine=engine,
+            workers=workers,
+            threads=threads,
+            checkpoint_seconds=checkpoint_seconds,
+            retry_failed=retry_failed,
+            render_only=render_only,
+            say=lambda line: typer.echo(line, err=True),
+        )
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: the same command goes on from the last checkpoints.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    for one, claims in done.claims.items():
+        typer.echo(f"{one}: {out / one}.md")
+        for claim in claims:
+            typer.echo(f"  {claim.outcome}: {claim.says}. {claim.numbers}")
+    for record in done.failed:
+        typer.echo(f"Failed: trial {record['key']} ({record['attack']}, {record['name']}): {record['error']}", err=True)
+    if done.failed:
+        raise typer.Exit(FAILED)
+
+
 @app.command("list")
 def list_parts() -> None:
     """Name the attacks, models and data sources."""

@@ -16,6 +16,7 @@ from undelta.attacker.matching import Attack
 from undelta.attacker.weights import Decaying
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError
 from undelta.evaluation.metrics import psnr
 from undelta.observation import Observation
 from undelta.updates import Layer, Update
@@ -124,6 +125,14 @@ def test_the_two_readings_of_geng_agree_in_the_first_epoch(scenario: Scenario) -
     observation = disclose(single.draw(0), single, dtype=torch.float64)
     first, second = geng(steps=2)(observation), geng_gradient(steps=2)(observation)
     torch.testing.assert_close(first.images, second.images, rtol=1e-9, atol=1e-9)
+
+
+def test_geng_takes_as_many_gradients_along_the_path_as_it_is_told(observation: Observation) -> None:
+    default, same, fewer = (geng(steps=2, nodes=nodes)(observation) for nodes in (None, observation.epochs, 1))
+    assert torch.equal(default.images, same.images)
+    assert not torch.equal(default.images, fewer.images)
+    with pytest.raises(ConfigError, match="nodes"):
+        geng(nodes=0)
 
 
 def test_decaying_weights_fall_by_e_from_layer_to_layer() -> None:

@@ -83,3 +83,12 @@ def test_equal_images_give_equal_files(tmp_path: Path) -> None:
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="absent"):
         write_sheet(tmp_path / "absent" / "sheet.png", [("", plain(RED))])
+
+
+def test_a_sheet_has_room_for_its_captions(tmp_path: Path) -> None:
+    short, long = "AWA", "strongest (ours), N=2, E=8, B=1: PSNR 9.07 dB"
+    assert sheet(tmp_path, (short, plain(RED))).width == 4 + 100
+    image = sheet(tmp_path, (short, plain(RED)), (long, plain(RED)))
+    assert image.width > 104
+    inked = [x for x in range(image.width) if any(image.getpixel((x, y)) != (255, 255, 255) for y in range(124, 144))]
+    assert 200 < max(inked) < image.width - 1  # its last letter is there, and ends within the sheet

@@ -45,6 +45,17 @@ def test_photos_are_eight_classes_of_color_pictures() -> None:
     assert rocket.std(dim=0).mean() > 0.01, "color must survive"
 
 
+def test_patches_are_the_photographs_cut_into_a_grid() -> None:
+    data, photos = open_dataset("patches"), open_dataset("photos")
+    assert (len(data), data.classes, data.channels, data.native_size) == (288, 8, 3, None)
+    cat = data.draw(torch.where(data.labels == 1)[0], 8)  # (36, 3, 8, 8), row by row
+    rows = [torch.cat(list(cat[6 * row : 6 * row + 6]), dim=2) for row in range(6)]
+    assert torch.equal(torch.cat(rows, dim=1), photos.draw([1], 48)[0])
+    first = data.draw([36], 8)
+    first.zero_()  # what a caller does to its images stays its own affair
+    assert torch.equal(data.draw([36], 8)[0], cat[0])
+
+
 def test_faces_come_before_background_and_are_labeled_1() -> None:
     data = open_dataset("faces")
     assert data.labels.tolist() == [1] * 100 + [0] * 100
@@ -91,7 +102,7 @@ def test_an_unknown_source_is_one_line_of_error(source: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="photos, faces, digits"):
+    with pytest.raises(DataError, match="photos, patches, faces, digits"):
         open_dataset("imagenet")
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(DataError, match=r"neither a folder nor an \.npz"):

@@ -49,12 +49,38 @@ def audit_job(
     gates: Sequence[Gate] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Audited:
-    """Run all trials of a configuration that have no result yet, and judge all that have.
+    """Run all trials of a configuration file that have no result yet, and judge all that have.
 
     The same call after a crash or Ctrl-C goes on from the last checkpoints and ends with the same results.
     """
     check_engine(engine)
-    plan = load_plan(path)
+    return run_plan(
+        load_plan(path),
+        out=out,
+        engine=engine,
+        workers=workers,
+        threads=threads,
+        checkpoint_seconds=checkpoint_seconds,
+        retry_failed=retry_failed,
+        gates=gates,
+        say=say,
+    )
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    out: Path,
+    engine: str = "processes",
+    workers: int | None = None,
+    threads: int = 1,
+    checkpoint_seconds: float = 30.0,
+    retry_failed: bool = False,
+    gates: Sequence[Gate] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Audited:
+    """The same for trials that come from elsewhere than a configuration file."""
+    check_engine(engine)
     check_metrics(plan, gates)
     keys = plan.keys
     cores = available_cores()

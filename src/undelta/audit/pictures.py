@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,9 +26,11 @@ def write_sheet(path: Path, rows: Sequence[tuple[str, Tensor]]) -> None:
     tile_width, tile_height = width * scale, height * scale
     columns, blocks = min(count, MOST), -(-count // MOST)
     row_height = CAPTION + tile_height + GAP
-    size = (GAP + columns * (tile_width + GAP), GAP + blocks * len(rows) * row_height)
+    font = ImageFont.load_default(14)
+    widest = max(math.ceil(font.getlength(caption)) for caption, _ in rows)
+    size = (GAP + max(columns * (tile_width + GAP), widest + GAP), GAP + blocks * len(rows) * row_height)
     sheet = Image.new("RGB", size, "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
+    draw = ImageDraw.Draw(sheet)
     top = GAP
     for block in range(blocks):
         for caption, images in rows:

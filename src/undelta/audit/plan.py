@@ -50,11 +50,11 @@ class Plan:
 
     name: str
     text: str
-    """The TOML, verbatim."""
+    """The TOML, verbatim; of a plan that was made in code, what made it."""
     trials: tuple[Trial, ...]
     """All combinations in order; some may have the same content and so the same key."""
-    thresholds: Thresholds
-    slurm: Table
+    thresholds: Thresholds = Thresholds()
+    slurm: Table = field(default_factory=dict)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def load_plan(path: str | Path) -> Plan:
     if not file.seeds or len(set(file.seeds)) < len(file.seeds):
         raise ConfigError(f"{where}: seeds: expected at least one, each once, got {list(file.seeds)}")
     attacks = list(_attacks(file, where))
-    checked = _Checks()
+    checked = Checks()
     trials = []
     for (name, scenario_fields), (defense, defense_fields) in itertools.product(
         _scenarios(file, where), _defenses(file, where)
@@ -178,7 +178,7 @@ def _show(value: Any) -> str:
     return str(value)
 
 
-class _Checks:
+class Checks:
     """Looks whether a scenario's data and model exist and fit, each source opened and each model built once."""
 
     def __init__(self) -> None:
@@ -187,6 +187,7 @@ class _Checks:
         self._models: set[str] = set()
 
     def __call__(self, scenario: Scenario, where: str) -> None:
+        """Complain in one line that begins with ``where``."""
         if scenario.data not in self._datasets:
             try:
                 self._datasets[scenario.data] = open_dataset(scenario.data)

@@ -59,24 +59,24 @@ def markdown(
     audit: Audit, verdicts: Sequence[Verdict], settings: Sequence[Setting], labels: Mapping[str, str], date: str
 ) -> str:
     """Verdicts and both tables."""
-    lines = [f"# {_escape(audit.title)}", "", f"Report of {date}.", "", "## Verdict", ""]
+    lines = [f"# {escape(audit.title)}", "", f"Report of {date}.", "", "## Verdict", ""]
     for verdict in verdicts:
-        title = ", ".join(_escape(word) for word in _naming(verdict.scenario, verdict.defense))
-        level = f" [{_escape(verdict.level)}]" if verdict.level else ""
-        lines += [f"- **{title}**{level}: {_escape(verdict.text)}"]
+        title = ", ".join(escape(word) for word in _naming(verdict.scenario, verdict.defense))
+        level = f" [{escape(verdict.level)}]" if verdict.level else ""
+        lines += [f"- **{title}**{level}: {escape(verdict.text)}"]
     lines += ["", "## What this audit does not prove", "", *(f"- {limit}" for limit in LIMITS)]
     titles = [measure.title for measure in MEASURES]
-    lines += ["", "## Trials", "", *_rule(["Scenario", "Defense", "Attack", "Seed"], titles, ["Status"])]
+    lines += ["", "## Trials", "", *table_rule(["Scenario", "Defense", "Attack", "Seed"], titles, ["Status"])]
     for entry in audit.entries:
         status = f"{entry.status}: {entry.error}" if entry.error else entry.status
         cells = [entry.name, entry.defense, labels[entry.key], str(entry.seed)]
         cells += [measure.show(value_of(entry, measure.key)) for measure in MEASURES]
-        lines.append(_row([*cells, status]))
+        lines.append(table_row([*cells, status]))
     lines += ["", "## Means over seeds, ± sample standard deviation", ""]
-    lines += _rule(["Scenario", "Defense", "Attack", "Seeds"], [measure.title for measure in AVERAGED], [])
+    lines += table_rule(["Scenario", "Defense", "Attack", "Seeds"], [measure.title for measure in AVERAGED], [])
     for setting in settings:
         cells = [setting.name, setting.defense, setting.attack, _seeds(setting)]
-        lines.append(_row([*cells, *(setting.means[measure.key].show(measure) for measure in AVERAGED)]))
+        lines.append(table_row([*cells, *(setting.means[measure.key].show(measure) for measure in AVERAGED)]))
     return "\n".join(lines) + "\n"
 
 
@@ -91,16 +91,18 @@ def _seeds(setting: Setting) -> str:
     )
 
 
-def _rule(left: Sequence[str], numbers: Sequence[str], right: Sequence[str]) -> list[str]:
+def table_rule(left: Sequence[str], numbers: Sequence[str], right: Sequence[str]) -> list[str]:
+    """The head of a Markdown table and the line below it; numbers are aligned to the right."""
     rule = ["---"] * len(left) + ["---:"] * len(numbers) + ["---"] * len(right)
-    return [_row([*left, *numbers, *right]), f"| {' | '.join(rule)} |"]
+    return [table_row([*left, *numbers, *right]), f"| {' | '.join(rule)} |"]
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(_escape(cell) for cell in cells)} |"
+def table_row(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(escape(cell) for cell in cells)} |"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Text that is to be read as text: no markup, no table cells, no HTML."""
     line = " ".join(text.split())
     for character in "\\`*_[]|#!~":

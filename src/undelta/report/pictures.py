@@ -31,8 +31,8 @@ class Pictures:
     """How many images there are in all."""
 
 
-def read_pictures(path: Path) -> Pictures:
-    """The pictures of one trial, as an audit wrote them."""
+def read_pictures(path: Path, *, most: int = MOST_IMAGES) -> Pictures:
+    """The pictures of one trial, as an audit wrote them; of many images the first ``most``."""
     tensors, _ = read_tensors(path, kind="pictures", error=DataError)
     missing = [name for name in NAMES if name not in tensors]
     if missing:
@@ -40,9 +40,9 @@ def read_pictures(path: Path) -> Pictures:
     originals, reconstruction, iterates, iterations = (tensors[name] for name in NAMES)
     _check(path, originals, reconstruction, iterates, iterations)
     return Pictures(
-        originals=originals[:MOST_IMAGES],
-        reconstruction=reconstruction[:MOST_IMAGES],
-        iterates=iterates[:, :MOST_IMAGES],
+        originals=originals[:most],
+        reconstruction=reconstruction[:most],
+        iterates=iterates[:, :most],
         iterations=tuple(iterations.tolist()),
         total=len(originals),
     )

@@ -17,10 +17,14 @@ def geng(
     learning_rate: float = 0.1,
     tv: float = 0.01,
     bn: float = 0.001,
+    nodes: int | None = None,
     labels: str = "geng",
 ) -> GradientMatching:
-    """As the AWA paper describes it: full-batch gradients along the interpolated trajectory, unweighted l2."""
-    return _geng(StraightPath(), steps, learning_rate, tv, bn, labels)
+    """As the AWA paper describes it: full-batch gradients along the interpolated trajectory, unweighted l2.
+
+    One gradient for each of the E epochs, or at ``nodes`` places, which is as good on a short path and cheaper.
+    """
+    return _geng(StraightPath(nodes=nodes), steps, learning_rate, tv, bn, labels)
 
 
 def geng_gradient(

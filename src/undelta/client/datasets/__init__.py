@@ -10,14 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from undelta.client.datasets.arrays import open_npz
-from undelta.client.datasets.bundled import digits, faces, photos
+from undelta.client.datasets.bundled import digits, faces, patches, photos
 from undelta.client.datasets.dataset import Dataset, pick
 from undelta.client.datasets.folders import open_folder
 from undelta.errors import DataError
 
 __all__ = ["SOURCES", "Dataset", "open_dataset", "pick"]
 
-SOURCES: dict[str, Callable[[], Dataset]] = {"photos": photos, "faces": faces, "digits": digits}
+SOURCES: dict[str, Callable[[], Dataset]] = {
+    "photos": photos,
+    "patches": patches,
+    "faces": faces,
+    "digits": digits,
+}
 
 
 def open_dataset(source: str) -> Dataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 
@@ -26,6 +26,8 @@ PHOTOS = {
     "histology": "ihc.png",
 }
 """What each picture shows, in order of the classes, and its file in scikit-image."""
+GRID = 6
+"""Patches along each side of a photograph."""
 
 
 def photos() -> Dataset:
@@ -39,6 +41,21 @@ def photos() -> Dataset:
         mean=IMAGENET[0],
         std=IMAGENET[1],
         read=partial(_read_photo, files),
+        native_size=None,
+    )
+
+
+def patches() -> Dataset:
+    """288 color patches: each of the eight photographs cut into 6 x 6; the photograph is the class."""
+    files = [_scikit_image(name) for name in PHOTOS.values()]
+    return Dataset(
+        name="patches",
+        labels=torch.arange(len(files)).repeat_interleave(GRID**2),
+        classes=len(files),
+        channels=3,
+        mean=IMAGENET[0],
+        std=IMAGENET[1],
+        read=partial(_read_patch, files),
         native_size=None,
     )
 
@@ -80,4 +97,18 @@ def _scikit_image(name: str) -> Traversable:
 
 def _read_photo(files: list[Traversable], index: int, side: int) -> Tensor:
     with resources.as_file(files[index]) as path:
+        return read_picture(path, side)
+
+
+def _read_patch(files: list[Traversable], index: int, side: int) -> Tensor:
+    photo, place = divmod(index, GRID**2)
+    row, column = divmod(place, GRID)
+    whole = _read_whole(files[photo].name, GRID * side)
+    return whole[:, row * side : (row + 1) * side, column * side : (column + 1) * side].clone()
+
+
+@lru_cache(maxsize=len(PHOTOS))
+def _read_whole(name: str, side: int) -> Tensor:
+    # Kept, since a draw of many patches would decode the same few photographs again and again.
+    with resources.as_file(_scikit_image(name)) as path:
         return read_picture(path, side)

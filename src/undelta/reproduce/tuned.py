@@ -1,0 +1,90 @@
+"""Layer weights tuned at a scale: once, in the paper's tuning scenario, before the trials that use them run.
+
+DIR/tuning.toml             the scenario
+DIR/tuning/                 the tuning itself, as `undelta tune` leaves it
+DIR/tuning.json             its trials, where a report looks for them
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from undelta.attacker.weights import Q
+from undelta.audit.config import read_toml
+from undelta.errors import ConfigError, DataError
+from undelta.parsing import parse
+from undelta.recording import write_bytes
+from undelta.reproduce import published
+from undelta.reproduce.reproductions import Weights
+from undelta.reproduce.scales import Scale
+
+WEIGHTS = Path("tuning", "weights.toml")
+
+
+def tuned_weights(directory: Path) -> Weights | None:
+    """The weights that were tuned in a directory; None before that."""
+    path = directory / WEIGHTS
+    if not path.is_file():
+        return None
+    _, values = read_toml(path)
+    q = parse(Q, values.get("q"), where=f"{path}: [q]", error=DataError)
+    return {field.name: getattr(q, field.name) for field in fields(Q)}
+
+
+def tune(
+    scale: Scale, directory: Path, *, data: str, seed: int, workers: int, threads: int, checkpoint_seconds: float
+) -> None:
+    """Tune Q on one update of the scale's tuning scenario; f(Q) needs the update alone, no private image.
+
+    The same call after a kill goes on.
+    """
+    if not can_tune():
+        raise ConfigError("this undelta has no undelta.tuning; install one that has, or leave `tuning` out")
+    source = directory / "tuning.toml"
+    directory.mkdir(parents=True, exist_ok=True)
+    write_bytes(source, toml(scenario_fields(scale, data)).encode())
+    importlib.import_module("undelta.tuning.jobs").tune_job(
+        source,
+        out=directory / "tuning",
+        trials=scale.tuning_trials,
+        random=scale.tuning_random,
+        steps=scale.tuning_iterations,
+        prune=False,  # the paper evaluates every trial in full
+        arguments={"learning_rate": scale.attack_rate, **scale.priors},
+        seed=seed,
+        workers=workers,
+        threads=threads,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    write_bytes(directory / "tuning.json", (directory / "tuning" / "tuning.json").read_bytes())
+
+
+def can_tune() -> bool:
+    """Whether this installation can tune at all."""
+    return importlib.util.find_spec("undelta.tuning") is not None
+
+
+def scenario_fields(scale: Scale, data: str) -> dict[str, Any]:
+    """The tuning scenario as fields of `Scenario`."""
+    case = scale.case(published.TUNING_CASE)
+    sizes = {"num_samples": case.samples, "epochs": case.epochs, "batches": case.batches}
+    return {"data": data, **sizes, **scale.scenario}
+
+
+def toml(values: Mapping[str, Any]) -> str:
+    """Plain values as TOML, a line each."""
+    return "".join(f"{key} = {_value(value)}\n" for key, value in values.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value)  # of texts, numbers and truth values, TOML reads what JSON writes
