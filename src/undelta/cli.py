@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -181,13 +181,55 @@ def audit(
     typer.echo(f"Records: {out / 'trials'}\nVerdict: {out / 'verdict.json'}\nTo look: undelta report {out}")
     for line in done.offenses:
         typer.echo(f"Gate not passed: {line}", err=True)
-    for record in done.failed:
-        typer.echo(f"Failed: trial {record['key']} ({record['attack']}, {record['name']}): {record['error']}", err=True)
-    if done.failed:
-        typer.echo("Failed trials run again with --retry-failed.", err=True)
-        raise typer.Exit(FAILED)
+    _exit_if_failed(done.failed)
     if done.offenses:
         raise typer.Exit(OFFENDED)
+
+
+@app.command()
+def defend(
+    scenario: Annotated[
+        Path, typer.Argument(help="A scenario as TOML, or a [scenario] with [[attacks]], [[defenses]].")
+    ],
+    out: Annotated[Path, typer.Option(help="Where results go; the same command resumes there.")],
+    attacks: Annotated[
+        list[str] | None, typer.Option(help="Names of attacks; repeatable. strongest if not given.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of the federation whose accuracy is measured; 20 if not given.")
+    ] = None,
+    seeds: Annotated[list[int] | None, typer.Option(help="Repeatable; 0 if not given.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time; as many as there are cores if not given.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+) -> None:
+    """Weigh defenses: what each leaks, and what it costs in accuracy.
+
+    Exit codes: 0 done; 2 wrong input; 3 a trial failed; 130 interrupted.
+    """
+    try:
+        from undelta.audit.defend import defend_job
+        from undelta.audit.tradeoff import print_tradeoff
+
+        done = defend_job(
+            scenario,
+            out=out,
+            attacks=attacks or (),
+            rounds=rounds,
+            seeds=seeds or (),
+            workers=workers,
+            threads=threads,
+            retry_failed=retry_failed,
+            say=lambda line: typer.echo(line, err=True),
+        )
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: the same command goes on from the last checkpoints.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    print_tradeoff(done.tradeoff)
+    typer.echo(f"Numbers: {out / 'defend.json'}\nTo look: undelta report {out}")
+    _exit_if_failed(done.audited.failed)
 
 
 @app.command()
@@ -203,12 +245,13 @@ def report(
 
 @app.command("list")
 def list_parts() -> None:
-    """Name the attacks, models and data sources."""
+    """Name the attacks, models, defenses and data sources."""
     from undelta.attacker.attacks import ATTACKS
     from undelta.client.datasets import SOURCES
+    from undelta.client.defenses import DEFENSES
     from undelta.models import MODELS
 
-    for title, parts in (("Attacks", ATTACKS), ("Models", MODELS), ("Data", SOURCES)):
+    for title, parts in (("Attacks", ATTACKS), ("Models", MODELS), ("Defenses", DEFENSES), ("Data", SOURCES)):
         typer.echo(title)
         for name, part in parts.items():
             typer.echo(f"  {name:<14} {(part.__doc__ or '').strip().splitlines()[0]}")
@@ -312,6 +355,15 @@ def _print_table(records: list[dict[str, Any]]) -> None:
 
 def _number(value: float | None, form: str) -> str:
     return "n/a" if value is None else f"{value:{form}}"
+
+
+def _exit_if_failed(records: Iterable[dict[str, Any]]) -> None:
+    failed = list(records)
+    for record in failed:
+        typer.echo(f"Failed: trial {record['key']} ({record['attack']}, {record['name']}): {record['error']}", err=True)
+    if failed:
+        typer.echo("Failed trials run again with --retry-failed.", err=True)
+        raise typer.Exit(FAILED)
 
 
 def _exit_if_interrupted(records: list[dict[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """An attacker's answer to pruning: entries that were not sent say nothing, so do not match them.
 
-A pruned entry arrives as an exact zero. So does one that training did not move, such as a dead unit's, and that one does
-say something. The two are told apart by what was sent: pruning leaves nothing small but zeros.
+A pruned entry arrives as an exact zero. So does one that training did not move, such as a dead unit's, and that one
+does say something. The two are told apart by what was sent: pruning leaves nothing small but zeros.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Audited:
 
 
 def audit_job(
-    path: Path,
+    configuration: Path | Plan,
     *,
     out: Path,
     engine: str = "processes",
@@ -54,7 +54,7 @@ def audit_job(
     The same call after a crash or Ctrl-C goes on from the last checkpoints and ends with the same results.
     """
     check_engine(engine)
-    plan = load_plan(path)
+    plan = configuration if isinstance(configuration, Plan) else load_plan(configuration)
     check_metrics(plan, gates)
     keys = plan.keys
     cores = available_cores()
