@@ -17,6 +17,7 @@ from undelta.audit.record import read_results
 from undelta.audit.trial import UNDEFENDED
 from undelta.errors import DataError
 from undelta.report.fields import Fields, read_json, read_text
+from undelta.report.tradeoff import Tradeoff, read_tradeoff
 
 METRICS = ("psnr", "ssim", "lpips", "mse", "fraction_recovered")
 UNFINISHED = "not finished"
@@ -102,6 +103,7 @@ class Audit:
     """The audit's TOML, verbatim; None for a single run."""
     verdicts: tuple[Verdict, ...] = ()
     tuning: tuple[TuningTrial, ...] = ()
+    tradeoff: Tradeoff | None = None
     sheet: Path | None = None
     """A run's contact sheet, where there are no pictures of their own."""
 
@@ -134,6 +136,7 @@ def _read_trials(directory: Path) -> Audit:
         configuration=text,
         verdicts=tuple(_read_verdicts(directory / "verdict.json")),
         tuning=tuple(_read_tuning(directory / "tuning.json")),
+        tradeoff=read_tradeoff(directory / "defend.json"),
     )
 
 
