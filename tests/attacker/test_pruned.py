@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +21,13 @@ from undelta.seeding import stream
 from undelta.updates import Update
 
 SCENARIO = Scenario(
-    data="digits", num_samples=4, model_arguments={"width": 8, "hidden": 32}, epochs=2, batches=2, learning_rate=0.02
+    data="digits", num_samples=4, model_arguments={"width": 16, "hidden": 128}, epochs=2, batches=2, learning_rate=0.02
 )
 
 
-def seen(scenario: Scenario = SCENARIO, dtype: torch.dtype = torch.float32, **defense: object) -> Observation:
+def seen(dtype: torch.dtype = torch.float32, **defense: Any) -> Observation:
     tables = ({**defense},) if defense else ()
-    return disclose(scenario.draw(0), replace(scenario, defenses=tables), dtype=dtype)
+    return disclose(SCENARIO.draw(0), replace(SCENARIO, defenses=tables), dtype=dtype)
 
 
 def target(observation: Observation) -> Update:
@@ -56,7 +57,7 @@ def test_pruning_is_recognized(ratio: float, per_tensor: bool) -> None:
         {"defense": "soteria", "ratio": 0.5},
     ],
 )
-def test_what_was_not_pruned_is_matched_whole(defense: dict[str, object]) -> None:
+def test_what_was_not_pruned_is_matched_whole(defense: dict[str, Any]) -> None:
     update = target(seen(**defense))
     assert sent_entries(update) is None
 

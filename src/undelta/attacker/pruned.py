@@ -13,8 +13,9 @@ from undelta.updates import Update
 
 FACTOR = 2.0
 SHARE = 0.02
-ENOUGH = 100
-"""Of fewer entries a share of one in fifty cannot be told from chance."""
+"""Of the sent entries, within this factor of the smallest: more is a cut."""
+COUNT = 20
+"""And so many of them: where nothing was cut, each further one comes with probability one half, so this many do not."""
 
 
 def sent_entries(target: Update) -> Update | None:
@@ -35,13 +36,14 @@ def was_pruned(values: Tensor) -> bool:
     """Whether there are zeros, and a good share of the others is about as small as the smallest of them.
 
     Where nothing was cut, sizes go down to nearly zero: hardly any entry lies within twice the smallest one. Where the
-    small ones were cut, many lie just above the cut.
+    small ones were cut, many lie just above the cut. So few entries that chance could do the same count as whole.
     """
     sizes = values.abs()
     sent = sizes[sizes > 0]
-    if len(sent) == sizes.numel() or len(sent) < ENOUGH:
+    if len(sent) in (0, sizes.numel()):
         return False
-    return bool((sent <= FACTOR * sent.min()).float().mean() > SHARE)
+    smallest = int((sent <= FACTOR * sent.min()).sum())
+    return smallest > COUNT and smallest > SHARE * len(sent)
 
 
 def _ones(value: Tensor) -> Tensor:

@@ -111,16 +111,18 @@ def _private(scenario: Scenario, fields: dict[str, Any], *, possible: bool) -> I
 
 
 def noise_for(scenario: Scenario, epsilon: float) -> float:
-    """The noise multiplier at which one round costs at most this epsilon, to three digits."""
-    low, high = 0.01, 0.01
+    """The noise multiplier, to one percent, at which one round costs at most this epsilon."""
     training = scenario.training
 
     def spent(multiplier: float) -> float:
         return DpSgd(noise_multiplier=multiplier).epsilon(training, rounds=1) or math.inf
 
+    low = high = 1.0
     while spent(high) > epsilon:
-        low, high = high, 2 * high
-    while high / low > 1.001:
+        high *= 2
+    while spent(low) <= epsilon:
+        low /= 2
+    while high / low > 1.01:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
     return math.ceil(high * 1000) / 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,13 +130,7 @@ class DpSgd(InTraining):
         """
         if self.noise_multiplier == 0:
             return None
-        accountant = _opacus().accountants.RDPAccountant()
-        accountant.history = [self.history(training, rounds=rounds)]
-        with (
-            warnings.catch_warnings()
-        ):  # a better order of Rényi's divergence would give a smaller bound, no larger one
-            warnings.filterwarnings("ignore", message="Optimal order is the")
-            return float(accountant.get_epsilon(delta=self.delta))
+        return _epsilon(*self.history(training, rounds=rounds), self.delta)
 
     def history(self, training: LocalTraining, *, rounds: int) -> tuple[float, float, int]:
         """What an accountant is told: noise multiplier, rate of sampling, number of steps."""
@@ -143,6 +138,15 @@ class DpSgd(InTraining):
         if self.sampling == "shuffled":
             return self.noise_multiplier, 1.0, epochs
         return self.noise_multiplier, 1 / training.batches, epochs * training.batches
+
+
+@functools.lru_cache(maxsize=256)  # it takes a while, and every trial of an audit asks
+def _epsilon(noise_multiplier: float, rate: float, steps: int, delta: float) -> float:
+    accountant = _opacus().accountants.RDPAccountant()
+    accountant.history = [(noise_multiplier, rate, steps)]
+    with warnings.catch_warnings():  # a better order of Rényi's divergence would give a smaller bound, no larger one
+        warnings.filterwarnings("ignore", message="Optimal order is the")
+        return float(accountant.get_epsilon(delta=delta))
 
 
 @contextmanager
