@@ -21,6 +21,7 @@ from PIL import Image
 from undelta.attacker.attacks import ATTACKS, strongest
 from undelta.cli import main
 from undelta.client.datasets import SOURCES
+from undelta.client.defenses import DEFENSES
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.errors import DataError, ObservationError
@@ -37,7 +38,20 @@ epochs = 2
 batches = 2
 learning_rate = 0.01
 """
-COMMANDS = ["demo", "simulate", "attack", "observe", "score", "list", "weights", "report", "audit", "tune"]
+COMMANDS = [
+    "demo",
+    "simulate",
+    "attack",
+    "observe",
+    "score",
+    "list",
+    "weights",
+    "report",
+    "audit",
+    "defend",
+    "tune",
+    "reproduce",
+]
 QUICK = ["--steps", "12", "--set", "rollout_steps=3"]
 HELP_SECONDS = 0.4
 
@@ -372,11 +386,11 @@ def test_help_answers_at_once(command: str | None) -> None:
     assert best < HELP_SECONDS
 
 
-def test_list_names_every_attack_model_and_source(here: Here) -> None:
+def test_list_names_every_attack_model_defense_and_source(here: Here) -> None:
     finished = here("list")
     assert (finished.code, finished.err) == (0, "")
     first_words = [line.split()[0] for line in finished.out.splitlines()]
-    for name in (*ATTACKS, *MODELS, *SOURCES):
+    for name in (*ATTACKS, *MODELS, *DEFENSES, *SOURCES):
         assert name in first_words
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from undelta.errors import ConfigError
 from undelta.observation import Hyperparameter, Observation
-from undelta.updates import layers_of
+from undelta.updates import in_levels, layers_of
 
 
 def only_layers(observation: Observation, names: Iterable[str]) -> Observation:
@@ -65,15 +62,9 @@ def quantized(observation: Observation, bits: int) -> Observation:
     if not 1 <= bits <= 16:
         raise ConfigError(f"expected 1 <= bits <= 16, got bits={bits}")
     received = {
-        key: observation.initial[key] + _round(value - observation.initial[key], bits)
+        key: observation.initial[key] + in_levels(value - observation.initial[key], bits)
         if value.is_floating_point()
         else value
         for key, value in observation.received.items()
     }
     return replace(observation, received=received)
-
-
-def _round(update: Tensor, bits: int) -> Tensor:
-    low, high = update.min(), update.max()
-    step = (high - low) / (2**bits - 1)
-    return torch.where(step > 0, low + ((update - low) / step.clamp_min(1e-38)).round() * step, update)

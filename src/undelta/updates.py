@@ -95,3 +95,10 @@ def scaled(update: Update, factor: float) -> Update:
 def inner(a: Update, b: Update) -> Tensor:
     """The inner product over all entries."""
     return torch.stack([torch.dot(a[name].reshape(-1), b[name].reshape(-1)) for name in a]).sum()
+
+
+def in_levels(values: Tensor, bits: int) -> Tensor:
+    """The values rounded to 2**bits uniform levels between their extremes."""
+    low, high = values.min(), values.max()
+    step = (high - low) / (2**bits - 1)
+    return torch.where(step > 0, low + ((values - low) / step.clamp_min(1e-38)).round() * step, values)

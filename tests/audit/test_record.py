@@ -44,6 +44,8 @@ KEYS = {
     "lpips",
     "mse",
     "fraction_recovered",
+    "epsilon",
+    "delta",
     "mismatch",
     "iterations",
     "seconds",

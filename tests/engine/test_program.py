@@ -158,7 +158,7 @@ def check_equal(swept: Tape, reference: AutogradTape, *, norms: bool = True) -> 
     assert set(swept.moments()) == set(moments)
     for name, (count, mean, squares) in moments.items():
         found = swept.moments()[name]
-        assert found.count == count
+        assert found.size == count
         close(found.mean, mean)
         close(found.squares, squares)
     sources = {

@@ -16,11 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from undelta.audit.config import to_toml
 from undelta.audit.jobs import attack_job, score_job, simulate_job
 from undelta.errors import DataError
 from undelta.recording import read_tensors
 from undelta.report.read import read_audit
-from undelta.report.repeat import command, to_toml
+from undelta.report.repeat import command
 
 from .test_read import SCENARIO
 

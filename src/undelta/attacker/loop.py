@@ -14,11 +14,12 @@ from undelta.attacker.canvas import Variables
 from undelta.attacker.distances import mismatch, with_cotangent
 from undelta.attacker.optimizers import Adam
 from undelta.attacker.priors import OnMoments
+from undelta.attacker.pruned import sent_entries
 from undelta.attacker.reconstruction import Moment, Reconstruction, Status
 from undelta.attacker.replays import Replay
 from undelta.engine import Moments
 from undelta.observation import Observation
-from undelta.updates import layers_of, layers_within
+from undelta.updates import Update, layers_of, layers_within
 
 if TYPE_CHECKING:
     from undelta.attacker.matching import GradientMatching, Start
@@ -46,6 +47,7 @@ class Loop:
         self.penalties = [prior for prior in priors if prior is not None and not isinstance(prior, OnMoments)]
         self.on_moments = [prior.penalty for prior in priors if isinstance(prior, OnMoments)]
         self.layers = layers_within(layers_of(self.replay.network.model), self.replay.target)
+        self.sent = sent_entries(self.replay.target) if method.masked else None
         canvas = method.canvas
         if start:
             self.variables: Variables = canvas.carry(start.images, start.variables, observation)
@@ -132,8 +134,9 @@ class Loop:
             labels = self.soft_labels(leaves.get("labels"))
         prior = self._moment_prior if self.on_moments else None
         update, penalty_on_moments, pullback = self.replay(images.detach(), labels.detach(), self.learned, prior)
+        update = self._matched(update)
         distance, cotangent = self._distance(update)
-        pulled = pullback(cotangent)
+        pulled = pullback(self._matched(cotangent))
         outputs, cotangents = [images], [pulled.images]
         if pulled.labels is not None:
             outputs.append(labels)
@@ -168,6 +171,10 @@ class Loop:
 
     def _moment_prior(self, moments: Mapping[str, Moments]) -> Tensor:
         return torch.stack([prior(moments) for prior in self.on_moments]).sum()
+
+    def _matched(self, update: Update) -> Update:
+        """The update without the entries that the client did not send, or a cotangent of it likewise."""
+        return update if self.sent is None else {name: value * self.sent[name] for name, value in update.items()}
 
     def _distance(self, update: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted distance and its cotangent; weights follow the current dummy update."""
@@ -216,7 +223,7 @@ class Loop:
     def _look(self) -> tuple[Tensor, Tensor, float]:
         with torch.no_grad():
             images, labels = self.images, self.soft_labels(self.variables.get("labels"))
-        update = self.replay(images, labels, self.learned).update
+        update = self._matched(self.replay(images, labels, self.learned).update)
         return images, labels, mismatch(update, self.replay.target)
 
     def state(self) -> dict[str, Any]:

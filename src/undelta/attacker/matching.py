@@ -92,6 +92,8 @@ class GradientMatching:
     """Gaussian noise on the images after every step, relative to the step length (Yin et al. 2021)."""
     box: bool = True
     """Keep the images within the range of real pixels."""
+    masked: bool = False
+    """Leave entries that look pruned out of the match (see `pruned`)."""
     steps: int = 10_000
     restarts: int = 1
     """Independent tries, one after the other; the smallest mismatch of its own wins. No private image is involved."""

@@ -1,10 +1,12 @@
-"""TOML and command-line words become values here, and end here."""
+"""TOML and command-line words become values here, and end here; and values become TOML again."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from undelta.attacker.weights import Q
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
 from undelta.parsing import call, parse, unknown
+
+BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
 def read_toml(path: str | Path) -> tuple[str, dict[str, Any]]:
@@ -84,3 +88,31 @@ def parse_settings(words: Iterable[str]) -> dict[str, Any]:
         except ValueError:  # not TOML, so a plain word
             settings[key] = value
     return settings
+
+
+def to_toml(value: Any) -> str:
+    """One value on one line; None has no TOML and must be left out before."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for the code point that JSON leaves bare.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        pairs = [f"{_key(key)} = {to_toml(item)}" for key, item in value.items() if item is not None]
+        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(to_toml(item) for item in value)}]"
+    raise TypeError(f"no TOML for {type(value).__name__}")
+
+
+def _key(key: str) -> str:
+    return key if BARE.match(key) else to_toml(key)
+
+
+def toml_lines(table: Mapping[str, Any]) -> list[str]:
+    """A table's keys and values, a line each."""
+    return [f"{_key(key)} = {to_toml(value)}" for key, value in table.items() if value is not None]

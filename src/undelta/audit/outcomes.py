@@ -40,7 +40,7 @@ def finished_record(trial: Trial, outcome: Outcome) -> Record:
 def unmeasured_record(trial: Trial, status: str, error: str) -> Record:
     """The record of a trial without a result: nothing was measured, so all numbers are null."""
     unmeasured = (
-        *("observation", "psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch"),
+        *("observation", "psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "epsilon", "delta"),
         *("iterations", "seconds", "seconds_per_iteration", "peak_memory_mb"),
     )
     return {

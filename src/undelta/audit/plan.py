@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from undelta.audit.config import make_attack, read_toml
 from undelta.audit.trial import UNDEFENDED, Trial
@@ -79,7 +80,11 @@ def _whole_name(trial: Trial) -> str:
 def load_plan(path: str | Path) -> Plan:
     """Read and check a configuration; every mistake is one line that names the key."""
     text, values = read_toml(path)
-    where = str(path)
+    return make_plan(text, values, where=str(path))
+
+
+def make_plan(text: str, values: Table, *, where: str) -> Plan:
+    """The same from a configuration at hand."""
     file = parse(AuditFile, values, where=where, error=ConfigError)
     if not file.seeds or len(set(file.seeds)) < len(file.seeds):
         raise ConfigError(f"{where}: seeds: expected at least one, each once, got {list(file.seeds)}")
@@ -184,7 +189,7 @@ class Checks:
     def __init__(self) -> None:
         self._datasets: dict[str, Dataset] = {}
         self._images: dict[tuple[str, int | None], ImageSpec] = {}
-        self._models: set[str] = set()
+        self._models: dict[str, nn.Module] = {}
 
     def __call__(self, scenario: Scenario, where: str) -> None:
         """Complain in one line that begins with ``where``."""
@@ -205,15 +210,21 @@ class Checks:
             self._images[size] = scenario.image_spec()
         image = self._images[size]
         model = repr((scenario.model, sorted(scenario.model_arguments.items()), image))
-        if model in self._models:
-            return
-        try:
-            builder = scenario.builder()
-            if builder is not None:
-                builder(**scenario.model_arguments)
-            else:
-                with torch.device("meta"):  # costs neither time nor memory
-                    build(scenario.model, scenario.model_arguments, shape=image.shape, classes=image.classes)
-        except (UndeltaError, TypeError, ValueError, RuntimeError) as problem:
-            raise ConfigError(f"{where}: model: {problem}") from problem
-        self._models.add(model)
+        if model not in self._models:
+            self._models[model] = _sketch(scenario, image, where)
+        for defense in scenario.protection:
+            try:
+                defense.check(self._models[model])
+            except UndeltaError as problem:
+                raise ConfigError(f"{where}: defenses: {problem}") from problem
+
+
+def _sketch(scenario: Scenario, image: ImageSpec, where: str) -> nn.Module:
+    try:
+        builder = scenario.builder()
+        if builder is not None:
+            return builder(**scenario.model_arguments)
+        with torch.device("meta"):  # costs neither time nor memory
+            return build(scenario.model, scenario.model_arguments, shape=image.shape, classes=image.classes)
+    except (UndeltaError, TypeError, ValueError, RuntimeError) as problem:
+        raise ConfigError(f"{where}: model: {problem}") from problem

@@ -51,6 +51,8 @@ def make_record(
         "lpips": None,
         "mse": None,
         "fraction_recovered": None,
+        "epsilon": None,
+        "delta": None,
         "mismatch": finite(reconstruction.mismatch),
         "iterations": iterations,
         "seconds": seconds,
@@ -77,6 +79,12 @@ def with_score(record: Record, score: Score) -> Record:
     values = asdict(score)
     means = {key: values[key] for key in ("psnr", "ssim", "lpips", "mse", "fraction_recovered")}
     return {**record, **means, "images": [dict(image) for image in values["images"]]}
+
+
+def with_privacy(record: Record, scenario: Scenario) -> Record:
+    """The record with what a differentially private client was promised, by the round that was attacked."""
+    epsilon, delta = scenario.privacy() or (None, None)
+    return {**record, "epsilon": epsilon, "delta": delta}
 
 
 def describe_scenario(scenario: Scenario) -> dict[str, Any]:

@@ -60,14 +60,14 @@ class Store:
         Trials that are no longer asked for are set aside, not deleted, and come back when they are asked for again.
         """
         wanted = {trial.key: trial for trial in reversed(list(trials))}  # of equal ones, the first gives the names
-        _make(self.directory / "trials")
+        make_folder(self.directory / "trials")
         self._retire(wanted.keys(), claims)
         write_bytes(self.directory / "audit.toml", text.encode())
         for key, trial in wanted.items():
             folder, retired = self.folder(key), self.directory / "retired" / key
             if not folder.exists() and retired.exists():
                 retired.rename(folder)
-            _make(folder)
+            make_folder(folder)
             content = _dump(trial.as_json())
             if not (folder / "trial.json").exists() or (folder / "trial.json").read_bytes() != content:
                 write_bytes(folder / "trial.json", content)
@@ -86,7 +86,7 @@ class Store:
                     "wait for it, or choose another --out"
                 )
         for key in surplus:
-            _make(self.directory / "retired")
+            make_folder(self.directory / "retired")
             with contextlib.suppress(FileNotFoundError):  # somebody else who starts now has set it aside
                 self.folder(key).rename(self.directory / "retired" / key)
 
@@ -110,7 +110,7 @@ class Store:
     def trial(self, key: str) -> Trial:
         """What is to be run."""
         path = self.folder(key) / "trial.json"
-        trial = parse(Trial, _load(path), where=str(path), error=DataError)
+        trial = parse(Trial, load_json(path), where=str(path), error=DataError)
         if trial.key != key:
             raise DataError(f"{path}: this is trial {trial.key}, but its folder is called {key}; start the audit again")
         return trial
@@ -139,7 +139,7 @@ class Store:
         """A trial's result, or None while there is none."""
         path = self.folder(key) / "record.json"
         try:
-            record = _load(path)
+            record = load_json(path)
         except DataError:
             if not path.exists():
                 return None
@@ -162,7 +162,8 @@ class Store:
         return [key for key in keys if self.status(key) is None]
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -173,7 +174,8 @@ def _dump(values: Any) -> bytes:
     return json.dumps(values, indent=1, allow_nan=False).encode()
 
 
-def _load(path: Path) -> Any:
+def load_json(path: Path) -> Any:
+    """The content of a JSON file."""
     try:
         return json.loads(path.read_bytes())
     except OSError as problem:

@@ -12,7 +12,15 @@ from undelta.attacker.journal import Journal
 from undelta.attacker.matching import Attack, Watch
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.audit.config import make_attack
-from undelta.audit.record import Record, describe_scenario, make_record, reset_peak_memory, versions, with_score
+from undelta.audit.record import (
+    Record,
+    describe_scenario,
+    make_record,
+    reset_peak_memory,
+    versions,
+    with_privacy,
+    with_score,
+)
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
@@ -96,7 +104,7 @@ def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str
     attack = make_attack(trial.attack, trial.arguments)
     reset_peak_memory()
     private = trial.scenario.draw(trial.seed)
-    observation = disclose(private, trial.scenario, seed=trial.seed)  # train, reveal
+    observation = disclose(private, trial.scenario, seed=trial.seed)  # train, defend, reveal
     observation = observation.to(device_of("auto"))
     journal = (
         open_journal(journal_key(observation, trial.attack, trial.arguments, trial.seed)) if open_journal else None
@@ -112,7 +120,7 @@ def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str
         observation=observation,
     )
     return Outcome(
-        record=with_score(record, result),
+        record=with_privacy(with_score(record, result), trial.scenario),
         private=private,
         attack=attack,
         observation=observation,

@@ -13,10 +13,11 @@ from undelta.observation import Observation
 
 
 def disclose(private: Private, scenario: Scenario, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Observation:
-    """Train for one round and reveal what the server sees of it, nothing else.
+    """Train for one round under the scenario's defenses and reveal what the server sees of it, nothing else.
 
-    Earlier rounds, if any, run over all of the scenario's clients first. Everything revealed is detached and cloned;
-    labels are sorted, since their order would reveal a shuffle; permutations and the trajectory stay here.
+    Earlier rounds, if any, run over all of the scenario's clients first, equally defended. Everything revealed is
+    detached and cloned; labels are sorted, since their order would reveal a shuffle; permutations and the trajectory
+    stay here.
 
     >>> small = {"width": 4, "hidden": 16}
     >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
@@ -47,7 +48,7 @@ def disclose_with_secrets(
     initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     stream_names = [("client", seed, "attacked"), *(("client", seed, "attacked", k) for k in range(1, len(attacked)))]
     runs = tuple(
-        train(model, client, scenario.training, image, seed=names)
+        train(model, client, scenario.training, image, seed=names, defenses=scenario.protection)
         for client, names in zip(attacked, stream_names, strict=True)
     )
     # One client is not averaged: its weight may be zero, and its state is what the server sees.

@@ -34,14 +34,17 @@ def federate(
     """The global model after the scenario's earlier rounds: what the attacked client is sent."""
     model = initial_model(scenario, image, seed=seed, dtype=dtype)
     selection = stream("server", seed, "selection")
+    defenses = scenario.protection
     for number in range(scenario.rounds):
         chosen = torch.randperm(len(clients), generator=selection)[: scenario.participants].tolist()
         states, weights = [], []
         for k in chosen:
-            run = train(model, clients[k], scenario.training, image, seed=("client", seed, "round", number, k))
+            names = ("client", seed, "round", number, k)
+            run = train(model, clients[k], scenario.training, image, seed=names, defenses=defenses)
             states.append(run.state)
             weights.append(scenario.weights[k])
-        model.load_state_dict(average(states, weights))
+        # What no client sends, such as withheld BatchNorm statistics, stays as the server has it.
+        model.load_state_dict({**model.state_dict(), **average(states, weights)})
     return model
 
 

@@ -1,19 +1,21 @@
-"""Local training for real: shuffle, cut, step (AWA eq_delta_theta), and keep what the server must not see."""
+"""Local training for real: shuffle, cut, step, defend, and keep what the server must not see."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from undelta.client.defenses import Defense, InTraining, OnData, OnUpdate
 from undelta.client.private import Private
-from undelta.errors import ConfigError
+from undelta.client.sgd import sgd
 from undelta.observation import ImageSpec
-from undelta.seeding import global_stream, stream
-from undelta.training import LOSSES, LocalTraining
-from undelta.updates import State
+from undelta.seeding import stream
+from undelta.training import LocalTraining
+from undelta.updates import State, difference, parameters_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,43 +23,50 @@ class LocalRun:
     """A finished round of one client."""
 
     state: State = field(repr=False)  # what it sends
-    orders: tuple[Tensor, ...] = field(repr=False)  # the hidden permutation of every epoch
+    orders: tuple[Tensor, ...] = field(repr=False)  # the hidden order of every epoch
     losses: tuple[float, ...]  # of every mini-batch, in order
 
 
 def train(
-    model: nn.Module, private: Private, training: LocalTraining, image: ImageSpec, *, seed: tuple[object, ...]
+    model: nn.Module,
+    private: Private,
+    training: LocalTraining,
+    image: ImageSpec,
+    *,
+    seed: tuple[object, ...],
+    defenses: Sequence[Defense] = (),
 ) -> LocalRun:
-    """E epochs of B reshuffled mini-batches of plain SGD, on a copy of the model."""
+    """E epochs of B reshuffled mini-batches of plain SGD, on a copy of the model, under the client's defenses."""
+    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     model = copy.deepcopy(model)
     model.train(training.norm_mode == "train")
     parameter = next(model.parameters())
     inputs = image.normalize(private.images.to(parameter))
     labels = private.labels.to(parameter.device)
-    shuffles = stream(*seed, "shuffles")
-    sizes = list(training.sizes(len(private)))
-    orders, losses = [], []
-    with global_stream(*seed, "dropout"):
-        for _ in range(training.epochs):
-            order = torch.randperm(len(private), generator=shuffles)
-            orders.append(order)
-            for batch in order.to(parameter.device).split(sizes):
-                losses.append(_step(model, inputs[batch], labels[batch], training))
+    streams = [stream(*seed, "defense", number) for number in range(len(defenses))]
+
+    def prepare(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        for defense, generator in zip(defenses, streams, strict=True):
+            if isinstance(defense, OnData):
+                images, targets = defense.mix(images, targets, image.classes, generator)
+        return images, targets
+
+    walk = next((defense.walk for defense in defenses if isinstance(defense, InTraining)), sgd)
+    orders, losses = walk(model, inputs, labels, training, seed=seed, prepare=prepare)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    return LocalRun(state=state, orders=tuple(orders), losses=tuple(losses))
+    for defense, generator in zip(defenses, streams, strict=True):
+        if isinstance(defense, OnUpdate):
+            state = _protected(defense, state, before, list(parameters_of(model)), generator)
+    return LocalRun(state=state, orders=orders, losses=losses)
 
 
-def _step(model: nn.Module, images: Tensor, labels: Tensor, training: LocalTraining) -> float:
-    try:
-        loss = LOSSES[training.loss](model(images), labels)
-    except ValueError as problem:  # BatchNorm needs more than one value per channel in train mode
-        raise ConfigError(
-            f"the model refuses a mini-batch of {len(images)} in norm_mode {training.norm_mode!r} ({problem}); "
-            "use fewer batches, larger images, or norm_mode = 'eval'"
-        ) from problem
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-    with torch.no_grad():
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.sub_(gradient, alpha=training.learning_rate)
-    return float(loss.detach())
+def _protected(
+    defense: OnUpdate, state: State, before: State, names: Sequence[str], generator: torch.Generator
+) -> State:
+    """The state with its update changed; entries that the defense leaves alone stay as they are, bit by bit."""
+    update = difference(state, before, names)
+    changed = defense.protect(update, generator)
+    sent = {
+        name: torch.where(changed[name] == update[name], state[name], before[name] + changed[name]) for name in names
+    }
+    return {name: sent.get(name, tensor) for name, tensor in state.items() if name in sent or defense.sends_buffers}

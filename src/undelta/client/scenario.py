@@ -1,4 +1,4 @@
-"""A scenario: whose data, which model, what training, how many rounds, and what the server is granted."""
+"""A scenario: whose data, which model, what training and defenses, how many rounds, what the server is granted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from undelta.client.datasets import Dataset, open_dataset, pick
+from undelta.client.defenses import Defense, DpSgd, make_defenses
 from undelta.client.private import Private
 from undelta.errors import ConfigError
 from undelta.observation import Architecture, Builder, ImageSpec
@@ -60,6 +61,8 @@ class Scenario:
     """Clients of the attacked round whose updates the server sees only as their weighted average."""
     grant_labels: bool = True
     """Whether the server learns the multiset of labels."""
+    defenses: tuple[Mapping[str, Any], ...] = ()
+    """What every client does to protect its data, in order: tables such as ``{"defense": "clipping", "norm": 1.0}``."""
 
     def __post_init__(self) -> None:
         self.training.sizes(self.num_samples)
@@ -84,6 +87,7 @@ class Scenario:
         finite = all(map(math.isfinite, self.client_weights))
         if self.client_weights and (not finite or min(self.client_weights) < 0 or sum(self.client_weights) <= 0):
             raise ConfigError(f"expected finite client_weights >= 0 that are not all 0, got {self.client_weights}")
+        make_defenses(self.defenses)
 
     @property
     def training(self) -> LocalTraining:
@@ -111,6 +115,23 @@ class Scenario:
         """ρ_k of every client, summing to one (AWA eq_FL)."""
         raw = self.client_weights or tuple(map(float, self.samples))
         return tuple(weight / sum(raw) for weight in raw)
+
+    @property
+    def protection(self) -> tuple[Defense, ...]:
+        """The defenses as values."""
+        return make_defenses(self.defenses)
+
+    def privacy(self, rounds: int | None = None) -> tuple[float | None, float] | None:
+        """(ε, δ) of a client that trains in this many rounds; if not given, in all up to the attacked one.
+
+        None without a defense that promises something; ε is None where it has no noise. A client that the server did
+        not select for some of the rounds has lost less.
+        """
+        private = next((defense for defense in self.protection if isinstance(defense, DpSgd)), None)
+        if private is None:
+            return None
+        rounds = self.rounds + 1 if rounds is None else rounds
+        return private.epsilon(self.training, rounds=rounds), private.delta
 
     def builder(self) -> Builder | None:
         """The function behind a custom model; a scenario is the user's own word, so it is imported."""
@@ -145,3 +166,10 @@ class Scenario:
             Private(images=dataset.draw(part, self._side(dataset)), labels=dataset.labels[part])
             for part in indices.split(list(self.samples))
         )
+
+    def draw_held_out(self, seed: int, most: int) -> Private:
+        """Images of the source that no client has, at most so many; there may be none."""
+        dataset = open_dataset(self.data)
+        shuffled = pick(dataset, len(dataset), stream("client", seed, "data"))  # begins as the clients' draw does
+        left = shuffled[sum(self.samples) :][:most]
+        return Private(images=dataset.draw(left, self._side(dataset)), labels=dataset.labels[left])

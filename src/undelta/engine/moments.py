@@ -46,7 +46,7 @@ def centered_and_squares(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class Part(NamedTuple):
     """What one BatchNorm saw of a part of a mini-batch, per channel."""
 
-    count: float
+    size: float
     mean: Tensor
     squares: Tensor  # sums of squared deviations from the mean
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from undelta.report.pictures import spread_out
 from undelta.report.ticks import Axis, linear_axis, log_axis, short
@@ -20,6 +20,7 @@ STYLES = 8
 MOST_POINTS = 150  # of a line; more cannot be seen
 MOST_MARKS = 12
 LETTER = 7  # width of one, about
+LINE = 10  # height of a label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class Series:
     marks: bool = True
     stairs: bool = False
     """Whether values stay until the next one."""
+    labels: Sequence[str] = ()
+    """What is written beside each point, if anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,8 @@ class Mark:
     x: float
     y: float
     text: str
+    label: str = ""
+    label_at: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +129,7 @@ def chart(
         x_axis = _given(x_values, left, right, log=log_x) if x_values else linear_axis(xs, left, right)
     y_axis = log_axis(ys, bottom, top) if log_y else linear_axis(ys, bottom, top)
     note = f"{lost} values that are not positive have no place on this logarithmic axis." if lost else ""
-    lines = tuple(_line(one, x_axis, y_axis) for one in kept)
+    lines = _labeled([_line(one, x_axis, y_axis) for one in kept])
     return Chart(title=title, x_title=x_title, y_title=y_title, x=x_axis, y=y_axis, lines=lines, note=note, size=size)
 
 
@@ -188,5 +193,24 @@ def _line(series: Series, x: Axis, y: Axis) -> Line:
             ]
         path = "M" + " ".join(f"{short(a)},{short(b)}" for a, b in drawn)
     shown = spread_out(count, MOST_MARKS if series.line else count) if series.marks else []
-    marks = tuple(Mark(x=places[index][0], y=places[index][1], text=series.texts[index]) for index in shown)
+    labels = series.labels or [""] * count
+    marks = tuple(
+        Mark(x=places[index][0], y=places[index][1], text=series.texts[index], label=labels[index]) for index in shown
+    )
     return Line(name=series.name, style=series.style % STYLES, path=path, marks=marks)
+
+
+def _labeled(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """Labels beside their marks where there is room; one that would lie on another is left out, its mark says it."""
+    taken: list[tuple[float, float]] = []
+
+    def place(mark: Mark) -> Mark:
+        width = LETTER * len(mark.label)
+        for across, down in ((5, -4), (5, 12), (-5 - width, -4), (-5 - width, 12)):
+            at = (mark.x + across, mark.y + down)
+            if mark.label and all(abs(at[0] - x) > 2 * LETTER or abs(at[1] - y) > LINE for x, y in taken):
+                taken.append(at)
+                return replace(mark, label_at=at)
+        return replace(mark, label="")
+
+    return tuple(replace(line, marks=tuple(map(place, line.marks))) for line in lines)

@@ -50,6 +50,11 @@ class Fields:
             number = math.inf
         return number if math.isfinite(number) else self._refuse(key, "a finite number or null")
 
+    def flag(self, key: str) -> bool | None:
+        """True or false, or None."""
+        value = self.values.get(key)
+        return value if value is None or isinstance(value, bool) else self._refuse(key, "true, false or null")
+
     def table(self, key: str) -> dict[str, Any]:
         """An object; none is an empty one."""
         value = self.values.get(key)

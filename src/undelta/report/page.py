@@ -24,6 +24,7 @@ from undelta.report.grids import Exhibit, Grid, Row, exhibit, make_grids
 from undelta.report.read import Audit, Entry, Verdict
 from undelta.report.repeat import command
 from undelta.report.tables import AVERAGED, MEASURES, Setting, grouped, value_of
+from undelta.report.tradeoff import COLUMNS, tradeoff_chart
 from undelta.report.trends import trends
 from undelta.report.tuning import tuning
 from undelta.report.words import LIMITS
@@ -123,6 +124,9 @@ def render(
         sheets=list(sheets.all.values()),
         style=style,
         trends=trends(audit.entries, labels, styles),
+        tradeoff=audit.tradeoff,
+        tradeoff_columns=COLUMNS,
+        tradeoff_chart=tradeoff_chart(audit.tradeoff) if audit.tradeoff else None,
         tuning=tuning(audit.tuning, maximized=audit.maximized, importance=audit.importance),
         value_of=value_of,
         verdicts=[(verdict, of.get((verdict.scenario, verdict.defense))) for verdict in verdicts],

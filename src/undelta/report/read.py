@@ -17,6 +17,7 @@ from undelta.audit.record import read_results
 from undelta.audit.trial import UNDEFENDED
 from undelta.errors import DataError
 from undelta.report.fields import Fields, read_json, read_text
+from undelta.report.tradeoff import Tradeoff, read_tradeoff
 
 METRICS = ("psnr", "ssim", "lpips", "mse", "fraction_recovered")
 UNFINISHED = "not finished"
@@ -107,6 +108,7 @@ class Audit:
     """Whether larger values of the tuning's objective are better."""
     importance: dict[str, float] = field(default_factory=dict)
     """The share of each tuned parameter."""
+    tradeoff: Tradeoff | None = None
     sheet: Path | None = None
     """A run's contact sheet, where there are no pictures of their own."""
 
@@ -139,6 +141,7 @@ def _read_trials(directory: Path) -> Audit:
         configuration=text,
         verdicts=tuple(_read_verdicts(directory / "verdict.json")),
         **_read_tuning(directory / "tuning.json"),
+        tradeoff=read_tradeoff(directory / "defend.json"),
     )
 
 

@@ -1,44 +1,13 @@
-"""Values back into TOML, and the one command that repeats a trial."""
+"""The one command that repeats a trial."""
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from undelta.audit.config import to_toml, toml_lines
 from undelta.audit.trial import UNDEFENDED
 from undelta.report.read import Audit, Entry
-
-BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
-
-
-def to_toml(value: Any) -> str:
-    """One value on one line; None has no TOML and must be left out before."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, str):
-        # JSON's escapes are TOML's, but for the code point that JSON leaves bare.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, Mapping):
-        pairs = [f"{_key(key)} = {to_toml(item)}" for key, item in value.items() if item is not None]
-        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
-    if isinstance(value, Sequence):
-        return f"[{', '.join(to_toml(item) for item in value)}]"
-    raise TypeError(f"no TOML for {type(value).__name__}")
-
-
-def _key(key: str) -> str:
-    return key if BARE.match(key) else to_toml(key)
-
-
-def _lines(table: Mapping[str, Any]) -> list[str]:
-    return [f"{_key(key)} = {to_toml(value)}" for key, value in table.items() if value is not None]
 
 
 def command(entry: Entry, audit: Audit) -> str:
@@ -49,15 +18,15 @@ def command(entry: Entry, audit: Audit) -> str:
         return f"undelta attack OBSERVATION {_attack_words(entry)}\n"
     if audit.configuration is None and drawn != entry.seed:
         return (
-            f"cat > scenario.toml <<'END' &&\n{_text(_lines(scenario))}END\n"
+            f"cat > scenario.toml <<'END' &&\n{_text(toml_lines(scenario))}END\n"
             f"undelta simulate scenario.toml --observation seen --truth truth --seed {drawn} &&\n"
             f"undelta attack seen {_attack_words(entry)} &&\n"
             "undelta score repeated --truth truth\n"
         )
     # A defense is part of the scenario by now, so that none needs to be named.
     name = entry.name if entry.defense == UNDEFENDED else f"{entry.name}, {entry.defense}"
-    lines = [f"name = {to_toml(name)}", f"seeds = [{entry.seed}]", "", "[scenario]", *_lines(scenario)]
-    lines += ["", "[[attacks]]", f"attack = {to_toml(entry.attack)}", *_lines(entry.arguments)]
+    lines = [f"name = {to_toml(name)}", f"seeds = [{entry.seed}]", "", "[scenario]", *toml_lines(scenario)]
+    lines += ["", "[[attacks]]", f"attack = {to_toml(entry.attack)}", *toml_lines(entry.arguments)]
     # The key comes from a file; in a shell command it is quoted like everything else.
     file, out = shlex.quote(f"trial-{entry.key}.toml"), shlex.quote(f"trial-{entry.key}")
     return f"cat > {file} <<'END' && undelta audit {file} --out {out}\n{_text(lines)}END\n"

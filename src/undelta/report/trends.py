@@ -20,6 +20,7 @@ TITLES = {
     "learning_rate": "learning rate",
     "rounds": "rounds before the attack",
 }
+MOST_NAMES = 12  # on one axis; of more, nothing could be read
 WIDE = 8  # ratio of the largest to the smallest value from which an axis is logarithmic
 
 
@@ -36,7 +37,9 @@ def trends(entries: Sequence[Entry], labels: Mapping[str, str], styles: Mapping[
     scored = [entry for entry in entries if entry.scored]
     fields = varying(scored)
     found = []
-    for name in [*fields, *(["defense"] if len({entry.defense for entry in scored}) > 1 else [])]:
+    named = 1 < len({entry.defense for entry in scored}) <= MOST_NAMES
+    # A scenario's defenses are tables; the named defense, which has them, is the axis that people can read.
+    for name in [*(field for field in fields if field != "defenses"), *(["defense"] if named else [])]:
         axis = _axis(name, fields, scored) if name in fields else _defense_axis(scored)
         charts = [_against(measure, axis, scored, labels, styles) for measure in SHOWN]
         found.append(Trend(title=axis.title, charts=tuple(one for one in charts if one)))

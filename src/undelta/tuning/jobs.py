@@ -157,7 +157,7 @@ def _scenario(path: Path, *, model: str | None, public: str | None) -> Scenario:
     scenario = load_scenario(path)
     if model is not None:
         raise ConfigError("--model is for a recorded update; a scenario names its model itself")
-    if public is not None and False:
+    if public is not None and _same_source(public, scenario.data):
         raise ConfigError(
             f"--public {public} is where the scenario's private images come from; the attacker has other images"
         )

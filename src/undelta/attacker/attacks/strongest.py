@@ -87,6 +87,7 @@ def strongest(
     bn_source: Source = "auto",
     restarts: int = 1,
     labels: str = "auto",
+    masked: bool = True,
 ) -> Composite:
     """Match the mean gradient at the path's midpoint, then roll the whole path out coarsely.
 
@@ -100,6 +101,7 @@ def strongest(
         bn_source: Whose statistics the prior trusts.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
         labels: Where labels come from; inferred if none are granted.
+        masked: Whether to leave entries that look pruned out of the match.
 
     >>> from undelta import Scenario, disclose
     >>> small = {"width": 4, "hidden": 16}
@@ -118,6 +120,7 @@ def strongest(
         schedule=cosine_decay,
         steps=steps,
         restarts=restarts,
+        masked=masked,
     )
     rollout = GradientMatching(
         replay=CoarseRollout(steps=MACRO_STEPS[0]),
@@ -127,5 +130,6 @@ def strongest(
         optimizer=Adam(learning_rate=rollout_rate),
         schedule=cosine_decay,
         steps=rollout_steps,
+        masked=masked,
     )
     return Composite(midpoint=midpoint, rollout=rollout, macro_steps=macro_steps)

@@ -1,0 +1,150 @@
+"""The default ladder: every defense at several strengths, fitted to a scenario.
+
+How long an update is depends on model, data and training. So bounds and noise are chosen relative to the undefended
+update of the first client, and the noise of DP-SGD by the epsilon that it gives. The numbers end up in the audit's
+TOML.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from undelta.client.defenses import DpSgd
+from undelta.client.disclose import disclose
+from undelta.client.federation import initial_model
+from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError, UndeltaError
+from undelta.models import MODELS
+from undelta.updates import difference, inner, parameters_of
+
+REFERENCE = "pure noise (no information)"
+Rung = dict[str, Any]
+"""A named set of scenario fields, as in an audit's ``[[defenses]]``."""
+
+CLIPPING = (0.5, 0.1)  # of the update's norm
+NOISE = (0.3, 1.0, 3.0)  # of the root mean square of its entries
+PRUNING = (0.9, 0.99)
+BITS = (8, 4, 1)
+SOTERIA = (0.4, 0.8)
+MIXUP = (1.0,)
+EPSILONS = (50.0, 8.0, 1.0)  # of one round
+
+
+def reference(scenario: Scenario) -> Rung:
+    """An update that carries no information: what an attack makes of it is the level of noise."""
+    return {"name": REFERENCE, "defenses": [*map(dict, scenario.defenses), {"defense": "pure_noise"}]}
+
+
+def ladder(scenario: Scenario, *, seed: int) -> tuple[list[Rung], list[str]]:
+    """The rungs, and notes on what is left out."""
+    rungs = list(_on_updates(scenario, seed))
+    image = scenario.image_spec()
+    model = initial_model(scenario, image, seed=seed, dtype=torch.float32)
+    normed = any(isinstance(module, _BatchNorm) for module in model.modules())
+    if normed:
+        rungs.append(_rung(scenario, "no BatchNorm statistics", {"defense": "withholding"}))
+    rungs += [_rung(scenario, f"mixup {alpha:g}", {"defense": "mixup", "alpha": alpha}) for alpha in MIXUP]
+    rungs += [_rung(scenario, f"soteria {ratio:g}", {"defense": "soteria", "ratio": ratio}) for ratio in SOTERIA]
+    notes: list[str] = []
+    grouped = _with_group_norm(scenario) if normed else None
+    if grouped:
+        rungs.append({"name": "GroupNorm", **grouped})
+    try:
+        rungs += _private(scenario, grouped or {}, possible=not normed or grouped is not None)
+    except UndeltaError as problem:
+        notes.append(f"DP-SGD is left out: {problem}")
+    rungs += _plain_fields(scenario)
+    usable = []
+    for rung in rungs:  # a scenario may have a defense of its own that does not go with another
+        fields = {key: value for key, value in rung.items() if key != "name"}
+        try:
+            defended = replace(scenario, **fields)
+            for defense in defended.protection:
+                defense.check(initial_model(defended, image, seed=seed, dtype=torch.float32))
+        except UndeltaError as problem:
+            notes.append(f"{rung['name']} is left out: {problem}")
+            continue
+        usable.append(rung)
+    return usable, notes
+
+
+def _rung(scenario: Scenario, name: str, *defenses: dict[str, Any], **fields: Any) -> Rung:
+    return {"name": name, **fields, "defenses": [*map(dict, scenario.defenses), *defenses]}
+
+
+def _on_updates(scenario: Scenario, seed: int) -> Iterator[Rung]:
+    plain = replace(scenario, aggregate=1)
+    observation = disclose(plain.draw(seed), plain, seed=seed)
+    names = list(parameters_of(observation.model()))
+    update = difference(observation.received, observation.initial, names)
+    norm = float(inner(update, update).sqrt())
+    spread = norm / math.sqrt(sum(value.numel() for value in update.values()))
+    if norm == 0:
+        raise ConfigError("the undefended update is zero, so nothing can be learned from it or with it")
+    for share in CLIPPING:
+        bound = _round(share * norm)
+        yield _rung(scenario, f"clipping {bound:g}", {"defense": "clipping", "norm": bound})
+    for share in NOISE:
+        scale = _round(share * spread)
+        yield _rung(scenario, f"noise {scale:g}", {"defense": "noise", "scale": scale})
+    for ratio in PRUNING:
+        yield _rung(scenario, f"pruning {ratio:g}", {"defense": "pruning", "ratio": ratio})
+    for bits in BITS:
+        name = "signs" if bits == 1 else f"{bits} bits"
+        yield _rung(scenario, name, {"defense": "quantization", "bits": bits})
+
+
+def _private(scenario: Scenario, fields: dict[str, Any], *, possible: bool) -> Iterator[Rung]:
+    if not possible:
+        raise ConfigError("BatchNorm mixes examples, and this model takes no other norm")
+    for epsilon in EPSILONS:
+        multiplier = noise_for(scenario, epsilon)
+        name = f"dp_sgd, epsilon {epsilon:g} a round"
+        yield _rung(scenario, name, {"defense": "dp_sgd", "noise_multiplier": multiplier}, **fields)
+
+
+def noise_for(scenario: Scenario, epsilon: float) -> float:
+    """The noise multiplier, to one percent, at which one round costs at most this epsilon."""
+    training = scenario.training
+
+    def spent(multiplier: float) -> float:
+        return DpSgd(noise_multiplier=multiplier).epsilon(training, rounds=1) or math.inf
+
+    low = high = 1.0
+    while spent(high) > epsilon:
+        high *= 2
+    while spent(low) <= epsilon:
+        low /= 2
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
+    return math.ceil(high * 1000) / 1000
+
+
+def _with_group_norm(scenario: Scenario) -> dict[str, Any] | None:
+    builder = MODELS.get(scenario.model)
+    if builder is None or "norm" not in inspect.signature(builder).parameters:
+        return None
+    return {"model_arguments": {**scenario.model_arguments, "norm": "group"}}
+
+
+def _plain_fields(scenario: Scenario) -> Iterator[Rung]:
+    """What protects without being a defense."""
+    if scenario.batches > 1:
+        yield {"name": "one mini-batch", "batches": 1}
+    yield {"name": "twice the epochs", "epochs": 2 * scenario.epochs}
+    yield {"name": "a quarter of the learning rate", "learning_rate": scenario.learning_rate / 4}
+    for count in sorted({min(2, scenario.clients), min(4, scenario.clients)} - {1}):
+        yield {"name": f"secure aggregation of {count}", "aggregate": count}
+
+
+def _round(value: float) -> float:
+    """To two digits: a bound that people can say."""
+    return float(f"{value:.2g}")

@@ -1,0 +1,23 @@
+"""The command line. Torch is imported only when a command needs it, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from undelta.cli import attacking, auditing, showing, tuning  # noqa: F401  (they add their commands to the application)
+from undelta.cli.app import app
+from undelta.errors import UndeltaError
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Run the command line; an error that the user can mend is one line and exit code 2."""
+    try:
+        app()
+    except UndeltaError as problem:
+        message = " ".join(str(problem).split())
+        typer.echo(f"undelta: {message}", err=True)
+        sys.exit(2)

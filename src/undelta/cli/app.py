@@ -1,0 +1,53 @@
+"""What all commands share: the application, words that several of them take, how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+FAILED = 3  # some trials of an audit
+OFFENDED = 1  # a gate of an audit was not passed
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Measure how much private training data a federated-learning update reveals. For data you own.",
+)
+
+Seed = Annotated[int, typer.Option(help="Makes everything repeatable.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack, such as tv=0.001; repeatable."),
+]
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Answer Ctrl-C in a command that goes on where it was."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: the same command goes on from the last checkpoints.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def exit_if_failed(records: Iterable[dict[str, Any]]) -> None:
+    """Name the trials that failed, if any, and end."""
+    failed = list(records)
+    for record in failed:
+        typer.echo(f"Failed: trial {record['key']} ({record['attack']}, {record['name']}): {record['error']}", err=True)
+    if failed:
+        typer.echo("Failed trials run again with --retry-failed.", err=True)
+        raise typer.Exit(FAILED)
+
+
+def exit_if_interrupted(records: list[dict[str, Any]]) -> None:
+    """Say that a result is not the last word, and end."""
+    if any(record["status"] == "interrupted" for record in records):
+        typer.echo("Interrupted: what you see is the result so far.", err=True)
+        raise typer.Exit(INTERRUPTED)

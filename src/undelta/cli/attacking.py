@@ -1,0 +1,178 @@
+"""Commands for one update: demo, simulate, attack, observe, score."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from undelta.cli.app import Seed, Settings, app, exit_if_interrupted
+from undelta.cli.progress import print_table, watching
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="Where results go.")] = Path("undelta-demo"), seed: Seed = 0) -> None:
+    """Reconstruct eight photographs from one simulated update, with the paper's attack and with our strongest."""
+    from undelta.audit.jobs import demo_job
+    from undelta.report import write_report
+
+    with watching() as progress:
+        records = demo_job(out, seed=seed, watch=progress.start)
+    print_table(records)
+    page = write_report(out)
+    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nResults:  {out / 'results.json'}\nReport:   {page}")
+    exit_if_interrupted(records)
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="A TOML file; its keys are the fields of Scenario.")],
+    observation: Annotated[Path, typer.Option(help="Where to write what the server sees.")],
+    truth: Annotated[Path, typer.Option(help="Where to write the private images, for scoring.")],
+    seed: Seed = 0,
+) -> None:
+    """Train one federated client and record its update."""
+    from undelta.audit.jobs import simulate_job
+
+    done = simulate_job(scenario, observation_path=observation, truth_path=truth, seed=seed)
+    typer.echo(
+        f"One client of {done.model} trained on {done.num_samples} images of {done.data} "
+        f"(E={done.epochs}, B={done.batches}, learning rate {done.learning_rate:g}).\n"
+        f"The server sees {observation}; the truth is in {truth}."
+    )
+
+
+@app.command()
+def attack(
+    observation: Annotated[Path, typer.Argument(help="A recorded update.")],
+    out: Annotated[Path, typer.Option(help="Where results go.")],
+    attack: Annotated[
+        str | None,
+        typer.Option(help="Its name; `undelta list` shows all. If not given, strongest, or what --weights is for."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Attack iterations.")] = None,
+    seed: Seed = 0,
+    settings: Settings = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Layer weights, as `undelta tune` wrote them; --set wins over them.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in --out.")] = False,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(min=0, help="Time between checkpoints; the same command resumes after a crash.")
+    ] = 30.0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    memory: Annotated[
+        float, typer.Option(min=0.001, help="Gigabytes that may be kept to save time; less is slower, not worse.")
+    ] = 1.0,
+) -> None:
+    """Reconstruct images from a recorded update. Never reads the truth.
+
+    To share the work among processes or GPUs: torchrun --nproc-per-node 2 -m undelta attack ...
+    """
+    from undelta.audit.config import load_weights, parse_settings
+    from undelta.audit.jobs import attack_job
+    from undelta.engine import set_memory_limit
+
+    set_memory_limit(int(memory * 2**30))
+    first = os.environ.get("RANK", "0") == "0"  # under torchrun one process speaks for all
+    tuned: dict[str, Any] = {}
+    if weights is not None:
+        attack, tuned = load_weights(weights, attack=attack)
+    attack = attack or "strongest"
+    arguments: dict[str, Any] = {**tuned, **parse_settings(settings or [])}
+    if steps is not None:
+        arguments["steps"] = steps
+    with watching() as progress:
+        record = attack_job(
+            observation,
+            attack=attack,
+            arguments=arguments,
+            out=out,
+            seed=seed,
+            model=model,
+            overwrite=overwrite,
+            checkpoint_seconds=checkpoint_seconds,
+            device=device,
+            watch=progress.start(attack) if first else None,
+        )
+    if not first:
+        return
+    print_table([record])
+    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nTo score: undelta score {out} --truth TRUTH")
+    exit_if_interrupted([record])
+
+
+@app.command()
+def observe(
+    before: Annotated[Path, typer.Option(help="What the client was sent: .safetensors, .pt, .pth or .npz.")],
+    after: Annotated[Path, typer.Option(help="What it returned.")],
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="A built-in model, or package.module:function, which is imported.")
+    ],
+    samples: Annotated[int, typer.Option(min=1, help="How many images the client trained on.")],
+    shape: Annotated[str, typer.Option(metavar="C,H,W", help="Of one image, such as 3,32,32.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The observation file to write.")],
+    model_argument: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the model's function; repeatable.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs; unknown if not given.")] = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="Mini-batches per epoch.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of --batches.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the client's SGD; unknown if not given.")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Needed for built-in models only.")] = None,
+    mean: Annotated[str, typer.Option(metavar="NUMBERS", help="Of the inputs' normalization, per channel.")] = "0",
+    std: Annotated[str, typer.Option(metavar="NUMBERS", help="Likewise.")] = "1",
+    loss: Annotated[str, typer.Option(help="cross_entropy or l2.")] = "cross_entropy",
+    norm_mode: Annotated[str, typer.Option(help="How the client's BatchNorm ran: train or eval.")] = "train",
+    labels: Annotated[
+        str | None, typer.Option(metavar="FILE or NUMBERS", help="The labels, if you grant them: 0,1,1 or a file.")
+    ] = None,
+) -> None:
+    """Make an observation from two checkpoints of any framework: before and after a client's training."""
+    from undelta.audit.config import parse_settings
+    from undelta.audit.observe import observe_job
+
+    notes = observe_job(
+        before,
+        after,
+        model=model,
+        model_arguments=parse_settings(model_argument or []),
+        num_samples=samples,
+        shape=shape,
+        classes=classes,
+        mean=mean,
+        std=std,
+        training={
+            "epochs": epochs,
+            "batches": batches,
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+            "loss": loss,
+            "norm_mode": norm_mode,
+        },
+        labels=labels,
+        out=out,
+    )
+    for note in notes:
+        typer.echo(f"Note: {note}{'' if note.endswith('?') else '.'}", err=True)
+    named = f" --model {model}" if ":" in model else ""
+    typer.echo(f"Observation: {out}\nTo attack: undelta attack {out}{named} --out run")
+
+
+@app.command()
+def score(
+    directory: Annotated[Path, typer.Argument(help="What `undelta attack --out` wrote.")],
+    truth: Annotated[Path, typer.Option(help="The private images, as `undelta simulate` wrote them.")],
+) -> None:
+    """Compare a reconstruction with the truth."""
+    from undelta.audit.jobs import score_job
+
+    record = score_job(directory, truth_path=truth)
+    print_table([record])
+    typer.echo(f"Pictures: {directory / 'reconstruction.png'}")

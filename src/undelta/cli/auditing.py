@@ -1,0 +1,155 @@
+"""Commands for many trials: audit, defend, reproduce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from undelta.cli.app import OFFENDED, app, exit_if_failed, resumable
+
+
+@app.command()
+def audit(
+    configuration: Annotated[Path, typer.Argument(help="A TOML file of scenarios, attacks, defenses and seeds.")],
+    out: Annotated[Path, typer.Option(help="Where results go; the same command resumes there.")],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time; as many as there are cores if not given.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
+    threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if ssim, psnr or fraction_recovered is above."),
+    ] = None,
+    fail_below: Annotated[
+        list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if lpips or mse is below.")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Time between a trial's checkpoints.")] = 30.0,
+) -> None:
+    """Run scenarios x attacks x defenses x seeds, and say what leaks.
+
+    Exit codes: 0 done; 1 a gate was not passed; 2 wrong input; 3 a trial failed; 130 interrupted.
+    """
+    with resumable():
+        from undelta.audit.audits import audit_job
+        from undelta.audit.config import parse_settings
+        from undelta.audit.overview import print_verdicts
+        from undelta.audit.verdict import parse_gates
+
+        done = audit_job(
+            configuration,
+            out=out,
+            engine=engine,
+            workers=workers,
+            threads=threads,
+            checkpoint_seconds=checkpoint_seconds,
+            retry_failed=retry_failed,
+            gates=parse_gates(parse_settings(fail_above or []), parse_settings(fail_below or [])),
+            say=lambda line: typer.echo(line, err=True),
+        )
+    print_verdicts(done.verdicts)
+    typer.echo(f"Records: {out / 'trials'}\nVerdict: {out / 'verdict.json'}\nTo look: undelta report {out}")
+    for line in done.offenses:
+        typer.echo(f"Gate not passed: {line}", err=True)
+    exit_if_failed(done.failed)
+    if done.offenses:
+        raise typer.Exit(OFFENDED)
+
+
+@app.command()
+def defend(
+    scenario: Annotated[
+        Path, typer.Argument(help="A scenario as TOML, or a [scenario] with [[attacks]], [[defenses]].")
+    ],
+    out: Annotated[Path, typer.Option(help="Where results go; the same command resumes there.")],
+    attacks: Annotated[
+        list[str] | None, typer.Option(help="Names of attacks; repeatable. strongest if not given.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of the federation whose accuracy is measured; 20 if not given.")
+    ] = None,
+    seeds: Annotated[list[int] | None, typer.Option(help="Repeatable; 0 if not given.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time; as many as there are cores if not given.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+) -> None:
+    """Weigh defenses: what each leaks, and what it costs in accuracy.
+
+    Exit codes: 0 done; 2 wrong input; 3 a trial failed; 130 interrupted.
+    """
+    with resumable():
+        from undelta.audit.defend import defend_job
+        from undelta.audit.tradeoff import print_tradeoff
+
+        done = defend_job(
+            scenario,
+            out=out,
+            attacks=attacks or (),
+            rounds=rounds,
+            seeds=seeds or (),
+            workers=workers,
+            threads=threads,
+            retry_failed=retry_failed,
+            say=lambda line: typer.echo(line, err=True),
+        )
+    print_tradeoff(done.tradeoff)
+    typer.echo(f"Numbers: {out / 'defend.json'}\nTo look: undelta report {out}")
+    exit_if_failed(done.audited.failed)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="A table or figure of the paper, or all; --list names them.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where results go; the same command resumes there.")] = None,
+    scale: Annotated[str | None, typer.Option(help="smoke, cpu or paper; if not given, what --out has.")] = None,
+    data: Annotated[str | None, typer.Option(help="A source of images; the paper scale needs ImageNet's.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="0,1,2", help="A trial of every cell for each.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Trials at a time.")] = None,
+    engine: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
+    threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Time between a trial's checkpoints.")] = 30.0,
+    render_only: Annotated[bool, typer.Option("--render-only", help="Tables and figures of what is there.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="Name them, with what they show and cost.")] = False,
+) -> None:
+    """Run the paper's tables and figures, and put ours beside them.
+
+    Exit codes: 0 done; 2 wrong input; 3 a trial failed; 130 interrupted.
+    """
+    with resumable():
+        from undelta.errors import ConfigError
+        from undelta.reproduce.job import listing, parse_seeds, reproduce_job
+
+        if list_all:
+            typer.echo("\n".join(listing()))
+            return
+        if name is None or out is None:
+            raise ConfigError(
+                "expected NAME and --out DIR, as in: undelta reproduce ablation --scale cpu --out ablation"
+            )
+        done = reproduce_job(
+            name,
+            out=out,
+            scale=scale,
+            data=data,
+            seeds=parse_seeds(seeds),
+            engine=engine,
+            workers=workers,
+            threads=threads,
+            checkpoint_seconds=checkpoint_seconds,
+            retry_failed=retry_failed,
+            render_only=render_only,
+            say=lambda line: typer.echo(line, err=True),
+        )
+    for one, claims in done.claims.items():
+        typer.echo(f"{one}: {out / one}.md")
+        for claim in claims:
+            typer.echo(f"  {claim.outcome}: {claim.says}. {claim.numbers}")
+    exit_if_failed(done.failed)

@@ -1,0 +1,85 @@
+"""A running attack and its result on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from undelta.attacker.matching import Watch
+    from undelta.attacker.reconstruction import Moment
+
+
+class Progress:
+    """A live line per attack: iterations, speed, mismatch, time left. Silent where nobody watches."""
+
+    def __init__(self) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self.console = Console(stderr=True)
+        self.bars = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[speed]:.1f} it/s  mismatch {task.fields[mismatch]:.4f}  left"),
+            progress.TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+
+    def start(self, name: str) -> Watch:
+        """A watch that feeds one line."""
+        task = None
+
+        def watch(moment: Moment, total: int) -> None:
+            nonlocal task
+            if task is None:
+                task = self.bars.add_task(name, total=total, speed=0.0, mismatch=1.0)
+            speed = self.bars.tasks[task].speed or 0.0
+            self.bars.update(task, completed=moment.iteration + 1, speed=speed, mismatch=moment.mismatch)
+
+        return watch
+
+
+@contextmanager
+def watching() -> Iterator[Progress]:
+    """Lines for the attacks that run meanwhile."""
+    progress = Progress()
+    with progress.bars:
+        yield progress
+
+
+def print_table(records: list[dict[str, Any]]) -> None:
+    """A row for each record."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    columns = ("attack", "PSNR", "SSIM", "LPIPS", "mismatch", "steps", "s", "status")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("attack", "status") else "right", no_wrap=True)
+    for record in records:
+        table.add_row(
+            record["attack"],
+            _number(record["psnr"], ".1f"),
+            _number(record["ssim"], ".3f"),
+            _number(record["lpips"], ".3f"),
+            _number(record["mismatch"], ".4f"),
+            str(record["iterations"]),
+            _number(record["seconds"], ".0f"),
+            record["status"],
+        )
+    Console().print(table)
+    if any(record["psnr"] is not None and record["lpips"] is None for record in records):
+        from undelta.evaluation.lpips import HINT, find_weights
+
+        if find_weights() is None:  # else it could not be computed for another reason, such as a diverged image
+            typer.echo(HINT)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "n/a" if value is None else f"{value:{form}}"

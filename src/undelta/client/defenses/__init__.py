@@ -1,0 +1,56 @@
+"""What a client may do to protect its data: one defense, one file; `DEFENSES` names them all.
+
+A scenario lists them as tables, such as ``{ defense = "clipping", norm = 1.0 }``; they act in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from undelta.client.defenses.clipping import Clipping
+from undelta.client.defenses.defense import Defense, InTraining, OnData, OnUpdate
+from undelta.client.defenses.dp_sgd import DpSgd
+from undelta.client.defenses.mixup import Mixup
+from undelta.client.defenses.noise import Noise, PureNoise
+from undelta.client.defenses.pruning import Pruning, TopK
+from undelta.client.defenses.quantization import Quantization
+from undelta.client.defenses.soteria import Soteria
+from undelta.client.defenses.withholding import Withholding
+from undelta.errors import ConfigError
+from undelta.parsing import parse, unknown
+
+__all__ = ["DEFENSES", "Defense", "DpSgd", "InTraining", "OnData", "OnUpdate", "make_defenses"]
+
+DEFENSES: dict[str, type[Defense]] = {
+    "clipping": Clipping,
+    "noise": Noise,
+    "pruning": Pruning,
+    "top_k": TopK,
+    "quantization": Quantization,
+    "withholding": Withholding,
+    "mixup": Mixup,
+    "soteria": Soteria,
+    "dp_sgd": DpSgd,
+    "pure_noise": PureNoise,
+}
+
+
+def make_defenses(tables: Sequence[Mapping[str, Any]]) -> tuple[Defense, ...]:
+    """The defenses that a scenario's tables name, checked."""
+    defenses = tuple(_make(table, f"defenses[{number}]") for number, table in enumerate(tables))
+    if sum(isinstance(defense, InTraining) for defense in defenses) > 1:
+        raise ConfigError("defenses: expected at most one of soteria and dp_sgd, which take the place of plain SGD")
+    if any(isinstance(defense, DpSgd) for defense in defenses) and any(isinstance(one, OnData) for one in defenses):
+        raise ConfigError("defenses: mixup lets one image into several examples, so dp_sgd's epsilon would be wrong")
+    return defenses
+
+
+def _make(table: Mapping[str, Any], where: str) -> Defense:
+    settings = dict(table)
+    name = settings.pop("defense", None)
+    if not isinstance(name, str):
+        raise ConfigError(f'{where}: defense: expected a name such as defense = "clipping", got {name!r}')
+    if name not in DEFENSES:
+        raise ConfigError(f"{where}: {unknown('defense', name, DEFENSES)}")
+    return parse(DEFENSES[name], settings, where=f"{where} ({name})", error=ConfigError)

@@ -1,0 +1,63 @@
+"""Where a client's defense may act: on the data, in the training, or on the update before it is sent.
+
+A defense is a frozen value that derives from one of the three. Everything here is on the client's side; the server
+sees what comes out, and knows no more of the defense than that shows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from undelta.client.sgd import Prepare, Walk
+from undelta.training import LocalTraining
+from undelta.updates import Update
+
+
+class Part:
+    """What all defenses have in common."""
+
+    def check(self, model: nn.Module) -> None:
+        """Raise ConfigError if the model cannot be protected so."""
+
+
+class OnData(Part, ABC):
+    """Changes images and labels before every epoch."""
+
+    @abstractmethod
+    def mix(self, images: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """New images and (soft) labels, as many as before; (N, C, H, W) normalized, and (N,) or (N, classes)."""
+
+
+class InTraining(Part, ABC):
+    """Takes the place of plain SGD."""
+
+    @abstractmethod
+    def walk(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        training: LocalTraining,
+        *,
+        seed: tuple[object, ...],
+        prepare: Prepare,
+    ) -> Walk:
+        """Train the model in place."""
+
+
+class OnUpdate(Part, ABC):
+    """Changes the update before it is sent."""
+
+    sends_buffers: ClassVar[bool] = True
+    """Whether BatchNorm statistics go with it."""
+
+    @abstractmethod
+    def protect(self, update: Update, generator: torch.Generator) -> Update:
+        """What is sent in its place, of the same shapes; buffers are not part of it."""
+
+
+Defense: TypeAlias = OnData | InTraining | OnUpdate

@@ -1,0 +1,59 @@
+"""Gaussian noise on the update, and an update of nothing else, to compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from undelta.client.defenses.checks import check_range
+from undelta.client.defenses.defense import OnUpdate
+from undelta.updates import Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(OnUpdate):
+    """Add Gaussian noise of standard deviation ``scale``, or ``scale`` times ``bound`` where a bound is given.
+
+    Give the norm of a clipping before it as the bound, and ``scale`` is the Gaussian mechanism's multiplier. No epsilon
+    is claimed for it: that is what `DpSgd` is for.
+    """
+
+    scale: float
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        check_range("scale", self.scale, low=0)
+        if self.bound is not None:
+            check_range("bound", self.bound, low=0, open_low=True)
+
+    def protect(self, update: Update, generator: torch.Generator) -> Update:
+        """The noisy update."""
+        deviation = self.scale * (1.0 if self.bound is None else self.bound)
+        if deviation == 0:
+            return update
+        return {name: value + deviation * _gaussian(value, generator) for name, value in update.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PureNoise(OnUpdate):
+    """Send Gaussian noise as long as the update, tensor by tensor, and nothing else; no BatchNorm statistics.
+
+    No defense, since nothing can be learned from it: what an attack makes of it is what an attack makes of nothing.
+    """
+
+    sends_buffers = False
+
+    def protect(self, update: Update, generator: torch.Generator) -> Update:
+        """The noise."""
+        return {name: _as_long(_gaussian(value, generator), value) for name, value in update.items()}
+
+
+def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def _as_long(noise: Tensor, value: Tensor) -> Tensor:
+    size: Tensor = value.norm() / noise.norm().clamp_min(torch.finfo(value.dtype).tiny)
+    return noise * size
