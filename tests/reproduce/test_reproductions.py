@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from undelta.audit.config import toml_lines
 from undelta.audit.trial import Trial
 from undelta.errors import ConfigError, DataError
 from undelta.reproduce.job import Asked, listing, make_plan
@@ -27,7 +28,7 @@ from undelta.reproduce.reproductions import (
     find_reproductions,
 )
 from undelta.reproduce.scales import CPU, PAPER, SCALES, SMOKE, Scale, find_scale
-from undelta.reproduce.tuned import toml, tuned_weights
+from undelta.reproduce.tuned import tuned_weights
 
 Q = {"conv": 2.0, "norm": 3.0, "linear": 4.0, "enhanced": 5.0, "p_mean": 0.1, "p_var": 0.2, "other": 1.0}
 
@@ -119,7 +120,7 @@ def test_tuned_weights_are_tried_only_once_there_are_some(tmp_path: Path) -> Non
     assert {cell.reason for cell in before} == {"not tuned yet"}
     assert tuned_weights(tmp_path) is None
     (tmp_path / "tuning").mkdir()
-    (tmp_path / "tuning" / "weights.toml").write_text('attack = "awa"\n[q]\n' + toml(Q))
+    (tmp_path / "tuning" / "weights.toml").write_text('attack = "awa"\n[q]\n' + "\n".join(toml_lines(Q)))
     assert tuned_weights(tmp_path) == Q
     after = [cell for cell in cells(TUNING, SMOKE) if cell.method == TUNED]
     assert [trial.arguments["q"] for cell in after for trial in cell.trials] == [Q] * 3

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from undelta.audit.audits import available_cores, run_plan
-from undelta.audit.config import make_attack, read_toml
+from undelta.audit.config import make_attack, read_toml, toml_lines
 from undelta.audit.engines import check_engine
 from undelta.audit.plan import Checks, Plan
 from undelta.audit.record import Record
@@ -25,7 +25,7 @@ from undelta.reproduce.render import Setting, write_reproduction
 from undelta.reproduce.reproductions import REPRODUCTIONS, Reproduction, Weights, cells_of, find_reproductions
 from undelta.reproduce.results import gather
 from undelta.reproduce.scales import SCALES, Scale, find_scale
-from undelta.reproduce.tuned import can_tune, toml, tune, tuned_weights
+from undelta.reproduce.tuned import tune, tuned_weights
 
 CLAIMS = "claims.md"
 
@@ -92,11 +92,8 @@ def reproduce_job(
     if not render_only:
         make_plan(asked)  # complains about data and models before any work, tuning included
         if any(REPRODUCTIONS[one].tunes for one in asked.names) and tuned_weights(out) is None:
-            if can_tune():
-                share = workers or max(1, available_cores() // threads)
-                _tune(asked, out, workers=share, threads=threads, checkpoint_seconds=checkpoint_seconds)
-            else:
-                say("Note: this undelta has no undelta.tuning, so no weights are tuned; the paper's own are used.")
+            share = workers or max(1, available_cores() // threads)
+            _tune(asked, out, workers=share, threads=threads, checkpoint_seconds=checkpoint_seconds)
         failed = run_plan(
             make_plan(asked, tuned_weights(out)),
             out=out,
@@ -169,9 +166,8 @@ def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
         "names": asked.names,
         "order": list(order),
     }
-    text = (
-        f"# Made by `undelta reproduce`, which goes on here.\n{toml({'name': title})}\n[reproduction]\n{toml(values)}"
-    )
+    head = ["# Made by `undelta reproduce`, which goes on here.", *toml_lines({"name": title}), "", "[reproduction]"]
+    text = "\n".join([*head, *toml_lines(values), ""])
     return Plan(name=title, text=text, trials=tuple(trials.values()))
 
 

@@ -7,17 +7,13 @@ DIR/tuning.json             its trials, where a report looks for them
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import json
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from undelta.attacker.weights import Q
-from undelta.audit.config import read_toml
-from undelta.errors import ConfigError, DataError
+from undelta.audit.config import read_toml, toml_lines
+from undelta.errors import DataError
 from undelta.parsing import parse
 from undelta.recording import write_bytes
 from undelta.reproduce import published
@@ -44,12 +40,12 @@ def tune(
 
     The same call after a kill goes on.
     """
-    if not can_tune():
-        raise ConfigError("this undelta has no undelta.tuning; install one that has, or leave `tuning` out")
+    from undelta.tuning.jobs import tune_job  # needs Optuna, which the other reproductions do not
+
     source = directory / "tuning.toml"
     directory.mkdir(parents=True, exist_ok=True)
-    write_bytes(source, toml(scenario_fields(scale, data)).encode())
-    importlib.import_module("undelta.tuning.jobs").tune_job(
+    write_bytes(source, "\n".join([*toml_lines(scenario_fields(scale, data)), ""]).encode())
+    tune_job(
         source,
         out=directory / "tuning",
         trials=scale.tuning_trials,
@@ -65,26 +61,8 @@ def tune(
     write_bytes(directory / "tuning.json", (directory / "tuning" / "tuning.json").read_bytes())
 
 
-def can_tune() -> bool:
-    """Whether this installation can tune at all."""
-    return importlib.util.find_spec("undelta.tuning") is not None
-
-
 def scenario_fields(scale: Scale, data: str) -> dict[str, Any]:
     """The tuning scenario as fields of `Scenario`."""
     case = scale.case(published.TUNING_CASE)
     sizes = {"num_samples": case.samples, "epochs": case.epochs, "batches": case.batches}
     return {"data": data, **sizes, **scale.scenario}
-
-
-def toml(values: Mapping[str, Any]) -> str:
-    """Plain values as TOML, a line each."""
-    return "".join(f"{key} = {_value(value)}\n" for key, value in values.items())
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
-    return json.dumps(value)  # of texts, numbers and truth values, TOML reads what JSON writes
