@@ -85,7 +85,7 @@ def record(
         messages = _listed(configure(server_round, *words, **options))
         with recorder.guard():
             sent.clear()
-            if recorder.has_room() and (rounds is None or server_round in rounds):
+            if (rounds is None or server_round in rounds) and recorder.has_room():
                 chosen = [message for message in messages if clients is None or message.metadata.dst_node_id in clients]
                 sent.update({message.metadata.dst_node_id: _Sent(message.content) for message in chosen})
         return messages
