@@ -165,7 +165,7 @@ def test_a_key_is_the_digest_of_the_content_and_ignores_names() -> None:
         (BASE.replace("mlp", "mpl") + ATTACK, ["scenario 'base': model: unknown model 'mpl'", "mlp", "resnet18"]),
         (BASE + "model_arguments = { depth = 3 }\n" + ATTACK, ["model", "depth", "hidden"]),
         (BASE + "epocs = 3\n" + ATTACK, ["[scenario]: unknown key 'epocs'", "'epochs'", "learning_rate"]),
-        (BASE.replace("faces", "facez") + ATTACK, ["data: no data source 'facez'", "photos, faces, digits"]),
+        (BASE.replace("faces", "facez") + ATTACK, ["data: no data source 'facez'", "photos, patches, faces, digits"]),
         (BASE.replace("= 4", "= 201") + ATTACK, ["num_samples: expected at most the 200 pictures of faces, got 201"]),
         (BASE + "clients = 60\n" + ATTACK, ["num_samples", "200 pictures", "got 240 by 60 clients"]),
         (BASE + "epochs = 0\n" + ATTACK, ["scenario 'base': expected epochs >= 1, got epochs=0"]),

@@ -144,15 +144,17 @@ def _gain(says: str, results: Results, better: str, worse: str) -> Claim:
 
 
 def _change(gain: Advantage, first: Measured, second: Measured) -> str:
-    """The relative change of a metric here and in the paper."""
-    measure, before, after = QUALITY[gain.metric], second.value(gain.metric), first.value(gain.metric)
-    text = f"{measure.title} {second.show(gain.metric)} to {first.show(gain.metric)}"
-    if before and after is not None:
-        text += f" ({after / before - 1:+.1%}"
+    """The change of a metric over the seeds that both have, here and in the paper."""
+    measure = QUALITY[gain.metric]
+    text = f"{measure.title} {measure.show(gain.second)} to {measure.show(gain.first)}"
+    if gain.second:
+        text += f" ({gain.first / gain.second - 1:+.1%}"
         if first.cell.figures and second.cell.figures:
             old, new = (getattr(cell.figures, gain.metric) for cell in (second.cell, first.cell))
             text += f"; paper {new / old - 1:+.1%}"
         text += ")"
+    if gain.seeds < len(first.entries):
+        text += f" over {gain.seeds} of {len(first.entries)} seeds"
     return text if gain.sign else f"{text}, within the spread"
 
 

@@ -24,8 +24,12 @@ class Advantage:
     """How much better one method is than another by one metric, over the seeds that both have."""
 
     metric: str
+    first: float
+    """The mean of the one over these seeds."""
+    second: float
+    """The mean of the other."""
     mean: float
-    """In the direction in which the metric gets better."""
+    """Of the differences, in the direction in which the metric gets better."""
     error: float
     """Standard error of the mean; 0 for a single seed, which has none."""
     seeds: int
@@ -153,8 +157,16 @@ def advantage(first: Measured, second: Measured, metric: str) -> Advantage | Non
     """How much better the first is; seed by seed, since seeds draw other images. None without a common seed."""
     values = [{entry.seed: entry.metrics[metric] for entry in one.scored} for one in (first, second)]
     pairs = [(values[0][seed], values[1][seed]) for seed in values[0] if seed in values[1]]
-    differences = [RISES[metric] * (a - b) for a, b in pairs if a is not None and b is not None]
-    if not differences:
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    differences = [RISES[metric] * (a - b) for a, b in known]
+    if not known:
         return None
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
-    return Advantage(metric=metric, mean=statistics.fmean(differences), error=error, seeds=len(differences))
+    return Advantage(
+        metric=metric,
+        first=statistics.fmean(a for a, _ in known),
+        second=statistics.fmean(b for _, b in known),
+        mean=statistics.fmean(differences),
+        error=error,
+        seeds=len(known),
+    )
