@@ -37,7 +37,7 @@ epochs = 2
 batches = 2
 learning_rate = 0.01
 """
-COMMANDS = ["demo", "simulate", "attack", "score", "list", "weights", "report", "audit"]
+COMMANDS = ["demo", "simulate", "attack", "score", "list", "weights", "report", "audit", "tune"]
 QUICK = ["--steps", "12", "--set", "rollout_steps=3"]
 HELP_SECONDS = 0.4
 

@@ -238,6 +238,28 @@ def test_the_cumulative_minimum_never_rises() -> None:
     assert heights[-1] == found.chart.y.position(0.3)
 
 
+def test_where_more_is_better_the_cumulative_maximum_never_falls() -> None:
+    trials = [TuningTrial(number=number, value=value, parameters={}) for number, value in enumerate([9.0, 7.0, 12.0])]
+    found = tuning(trials, maximized=True)
+    assert found is not None
+    assert (found.best.number, found.superlative) == (2, "largest")
+    assert found.chart.title == "Cumulative maximum of the objective"
+    heights = [float(pair.split(",")[1]) for pair in found.chart.lines[1].path[1:].split()]
+    assert heights == sorted(heights, reverse=True)
+
+
+def test_trials_ended_early_are_told_from_those_that_failed() -> None:
+    states = [("completed", 0.5), ("pruned", None), ("pruned", None), ("diverged", None)]
+    trials = [
+        TuningTrial(number=number, value=value, parameters={}, state=state)
+        for number, (state, value) in enumerate(states)
+    ]
+    found = tuning(trials, importance={"conv": 0.2, "linear": 0.8, "odd": -3.0})
+    assert found is not None
+    assert (found.trials, found.pruned, found.failed) == (4, 2, 1)
+    assert found.importance == (("linear", 0.8, 80.0), ("conv", 0.2, 20.0), ("odd", -3.0, 0.0))
+
+
 @pytest.mark.parametrize("values", [[], [None]])
 def test_without_a_value_there_is_no_history_of_tuning(values: list[float | None]) -> None:
     assert tuning([TuningTrial(number=0, value=value, parameters={}) for value in values]) is None

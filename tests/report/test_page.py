@@ -176,6 +176,12 @@ def test_the_history_of_tuning_is_shown_where_there_is_one(page: Page, audit: Au
     text = write_report(audit.path).read_text()
     assert "The smallest value, 0.2, came from trial 4" in text
     assert "<code>conv = 4</code>" in text
+    assert "among the best" not in text
+    study = {"trials": trials, "direction": "maximize", "importance": {"conv": 1.0}}
+    (audit.path / "tuning.json").write_text(json.dumps(study))
+    text = write_report(audit.path).read_text()
+    assert "The largest value, 1, came from trial 0" in text
+    assert '<th scope="row">conv</th><td class="number">1.00</td>' in text
 
 
 # What records say is text
@@ -193,7 +199,7 @@ def test_no_name_becomes_markup(audit: AuditCopy) -> None:
     verdict = dict.fromkeys(("scenario", "defense", "level", "text"), HOSTILE)
     (audit.path / "verdict.json").write_text(json.dumps([verdict]))
     tuning = {"number": 0, "value": 1.0, "parameters": {HOSTILE: HOSTILE}}
-    (audit.path / "tuning.json").write_text(json.dumps({"trials": [tuning]}))
+    (audit.path / "tuning.json").write_text(json.dumps({"trials": [tuning], "importance": {HOSTILE: 1.0}}))
     page = Page(write_report(audit.path))
     assert len(page.of("script")) == 2
     assert "49" not in page.texts["h3"][0]

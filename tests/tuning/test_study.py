@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
+from undelta.attacker.matching import Watch
 from undelta.audit.claims import myself
 from undelta.errors import ConfigError
 from undelta.tuning.objective import OpenJournal, Report
@@ -169,9 +172,23 @@ def test_whoever_was_given_up_notices_it_on_the_way(open_slots: OpenSlots) -> No
         running.check()
 
 
+def test_whoever_was_given_up_goes_on_with_the_next_trial(open_slots: OpenSlots, tmp_path: Path) -> None:
+    slots = open_slots(total=2)
+
+    class Frozen(Bowl):
+        def __call__(self, settings: Mapping[str, Any], *, report: Report, journal: OpenJournal, watch: Watch) -> float:
+            if not self.seen:  # meanwhile others take it for dead
+                (running,) = (trial for trial in slots.study.trials if trial.state == TrialState.RUNNING)
+                slots.storage.set_trial_state_values(slots._identity(running), TrialState.FAIL)
+            return super().__call__(settings, report=report, journal=journal, watch=watch)
+
+    evaluate(slots, Frozen(), tmp_path)
+    assert states(slots) == {"FAIL": 1, "COMPLETE": 2}
+
+
 def test_an_error_gives_the_trial_back_at_once(open_slots: OpenSlots, tmp_path: Path) -> None:
     class Broken(Bowl):
-        def __call__(self, settings: object, *, report: Report, journal: OpenJournal, watch: object) -> float:
+        def __call__(self, settings: Mapping[str, Any], *, report: Report, journal: OpenJournal, watch: Watch) -> float:
             raise KeyboardInterrupt
 
     slots = open_slots(total=2)
@@ -190,6 +207,20 @@ def test_two_who_begin_at_once_do_not_double_the_trials(open_slots: OpenSlots, t
     evaluate(slots, bowl, tmp_path)
     assert len(bowl.seen) == 2
     assert states(slots) == {"COMPLETE": 2, "FAIL": 2}
+
+
+def test_whoever_took_a_trial_withdraws_if_its_place_is_taken(open_slots: OpenSlots) -> None:
+    slots = open_slots(total=1)
+    running = next_of(slots)
+    slots.study.add_trial(create_trial(state=TrialState.WAITING, user_attrs={SLOT: 0}))
+    other = open_slots(total=1)
+    twin = other.study.trials[-1]
+    assert other._begin(twin) is None
+    assert other.study.trials[-1].state == TrialState.FAIL
+    running.complete(1.0)
+    slots.study.add_trial(create_trial(state=TrialState.WAITING, user_attrs={SLOT: 0}))
+    assert other._begin(other.study.trials[-1]) is None
+    assert states(slots) == {"COMPLETE": 1, "FAIL": 2}
 
 
 # Pruning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,9 @@ import optuna
 import pytest
 from typer.testing import CliRunner
 
+from undelta.attacker.journal import Journal
+from undelta.attacker.matching import Watch
+from undelta.attacker.reconstruction import Moment
 from undelta.audit.record import read_results
 from undelta.cli import app, main
 from undelta.client.disclose import disclose
@@ -28,6 +32,7 @@ from undelta.report.read import read_audit
 from undelta.report.write import write_report
 from undelta.tuning.jobs import final_job, tune_job
 from undelta.tuning.outcome import Tuned
+from undelta.tuning.overview import Line
 
 TOML = """
 data = "digits"
@@ -164,11 +169,42 @@ def test_a_finished_tuning_is_not_run_again_and_a_longer_one_goes_on(source: Pat
     assert longer.trials[:3] == first.trials
     once = tune_job(source, out=tmp_path / "once", trials=5, **options)
     assert [trial.value for trial in longer.trials] == [trial.value for trial in once.trials]
-    (out / "checkpoint.pt").write_bytes(b"of another winner")
-    better = Tuned(plan=longer.plan, trials=longer.trials, best=longer.trials[1])
-    other = Tuned(plan=longer.plan, trials=longer.trials, best=longer.trials[2])
-    records = [final_job(one, out=out, steps=2) for one in (better, other)]
-    assert records[0]["attack_arguments"] != records[1]["attack_arguments"]
+
+
+def test_the_last_run_is_that_of_the_best_also_where_another_was_best_before(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tuned = tune_job(source, out=out, trials=2, steps=2)
+    first, second = (Tuned(plan=tuned.plan, trials=tuned.trials, best=trial) for trial in tuned.trials)
+    arguments = final_job(first, out=out, steps=2)["attack_arguments"]
+    assert final_job(second, out=out, steps=2)["attack_arguments"] != arguments
+    (out / "results.json").unlink()  # killed on its way, it leaves a checkpoint
+    Journal(out / "checkpoint.pt", key="of another winner").save("restart 0", {})
+    assert final_job(first, out=out, steps=2)["attack_arguments"] == arguments
+    assert not (out / "checkpoint.pt").exists()
+
+
+def test_an_interrupted_trial_goes_on_from_its_checkpoint(observation: Observation, tmp_path: Path) -> None:
+    save_observation(observation, tmp_path / "seen")
+    whole = tune_job(tmp_path / "seen", out=tmp_path / "whole", trials=1, steps=60)
+    out = tmp_path / "out"
+    iterations: list[int] = []
+
+    class Watching(Line):
+        def watch(self, slot: int) -> Watch:
+            def watch(moment: Moment, total: int) -> None:
+                iterations.append(moment.iteration)
+                if len(iterations) == 4:
+                    raise KeyboardInterrupt
+
+            return watch
+
+    for _ in range(2):
+        line = Watching(whole.plan, 1)
+        with contextlib.suppress(KeyboardInterrupt):
+            tune_job(tmp_path / "seen", out=out, trials=1, steps=60, checkpoint_seconds=0, line=line)
+    assert iterations == [0, 10, 20, 30, 30, 40, 50]  # not from the beginning
+    assert content(out) == content(tmp_path / "whole")
+    assert Counter(trial.state.name for trial in study_of(out).trials) == {"FAIL": 1, "COMPLETE": 1}
 
 
 def command(source: Path, out: Path, *words: str) -> subprocess.Popen[bytes]:
@@ -271,7 +307,8 @@ def test_a_mistake_is_one_line_and_leaves_no_results(
     complaint: str,
 ) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(sys, "argv", ["undelta", "tune", str(source), "--out", str(out), "--trials", "1", *words])
+    quick = ["--trials", "1", "--steps", "1", "--final-steps", "0"]
+    monkeypatch.setattr(sys, "argv", ["undelta", "tune", str(source), "--out", str(out), *quick, *words])
     with pytest.raises(SystemExit) as ended:
         main()
     printed = capsys.readouterr().err

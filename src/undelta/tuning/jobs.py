@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,22 +248,26 @@ def final_job(
     plan = tuned.plan
     number = steps or inspect.signature(ATTACKS[plan.attack]).parameters["steps"].default
     arguments = {**plan.arguments, **tuned.settings, "steps": number}
-    if (out / "results.json").exists():
-        record = read_results(out)[0]
-        same = record.get("attack_arguments") == arguments
-        if same and record["status"] != "interrupted":
-            return record
-        if not same:  # more trials have found better settings since
-            (out / CHECKPOINT).unlink(missing_ok=True)
-    return attack_job(
+    earlier = read_results(out)[0] if (out / "results.json").exists() else None
+    same = earlier is not None and earlier.get("attack_arguments") == arguments
+    if earlier and same and earlier["status"] != "interrupted":
+        return earlier
+    run = partial(
+        attack_job,
         out / OBSERVATION,
         attack=plan.attack,
         arguments=arguments,
         out=out,
         seed=plan.seed,
         model=tuned.model,
-        overwrite=(out / "results.json").exists() and not same,
         checkpoint_seconds=checkpoint_seconds,
         device=device,
         watch=watch,
     )
+    try:
+        return run(overwrite=earlier is not None and not same)
+    except ConfigError:
+        # A last run was killed, and more trials have found better settings since: its checkpoint is worth nothing.
+        if not (out / CHECKPOINT).exists():
+            raise
+        return run(overwrite=True)

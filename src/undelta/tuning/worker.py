@@ -9,6 +9,7 @@ from pathlib import Path
 
 import optuna
 import torch
+from optuna.exceptions import UpdateFinishedTrialError
 
 from undelta.attacker.journal import Journal
 from undelta.attacker.matching import Watch
@@ -121,14 +122,14 @@ def _attempt(
         if show:
             show(moment, total)
 
-    settings = settings_of(running.point())
     try:
+        settings = settings_of(running.point())
         running.complete(objective(settings, report=running.report, journal=journal, watch=watch))
     except optuna.TrialPruned:
         running.prune()
     except Diverged:
         running.prune(DIVERGED)
-    except TrialLost:
+    except (TrialLost, UpdateFinishedTrialError):
         return  # whoever repeats the trial goes on from its checkpoint
     for path in opened:
         path.unlink(missing_ok=True)
