@@ -307,7 +307,8 @@ def test_a_mistake_is_one_line_and_leaves_no_results(
     complaint: str,
 ) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(sys, "argv", ["undelta", "tune", str(source), "--out", str(out), "--trials", "1", *words])
+    quick = ["--trials", "1", "--steps", "1", "--final-steps", "0"]
+    monkeypatch.setattr(sys, "argv", ["undelta", "tune", str(source), "--out", str(out), *quick, *words])
     with pytest.raises(SystemExit) as ended:
         main()
     printed = capsys.readouterr().err
