@@ -154,8 +154,8 @@ def sentences(tradeoff: Tradeoff) -> list[str]:
     """What the table shows, and what its columns mean."""
     reference = tradeoff.reference
     measured = (
-        f" Accuracy: after {times(tradeoff.rounds, 'round')} with the defense, on {tradeoff.test_images} images that no "
-        f"client has, mean over {times(len(tradeoff.seeds), 'seed')}."
+        f" Accuracy: after {times(tradeoff.rounds, 'round')} with the defense, on {tradeoff.test_images} images that "
+        f"no client has, mean over {times(len(tradeoff.seeds), 'seed')}."
     )
     lines = [
         "PSNR in dB: mean over the images of the worst trial, over attacks and seeds; then the worst of any image, and "
