@@ -109,16 +109,18 @@ def test_a_defense_that_destroys_the_update_costs_accuracy() -> None:
     assert results[0] > results[1] + 0.1
 
 
-def test_statistics_that_nobody_sends_are_not_used_for_testing() -> None:
+def test_statistics_that_nobody_sends_are_not_used_for_testing_and_others_are() -> None:
     scenario = replace(SCENARIO, model="convnet", model_arguments={"width": 4})
     withheld = replace(scenario, defenses=({"defense": "withholding"},))
     image, test = scenario.image_spec(), scenario.draw_held_out(0, 60)
-    model = initial_model(scenario, image, seed=0, dtype=torch.float32)
-    model.train()
-    with torch.no_grad():
-        own = model(image.normalize(test.images)).argmax(1)
-    model = initial_model(scenario, image, seed=0, dtype=torch.float32)
-    assert accuracy(model, test, image, withheld) == pytest.approx(float((own == test.labels).float().mean()))
+    for tested, mode in ((withheld, True), (scenario, False)):
+        model = initial_model(scenario, image, seed=0, dtype=torch.float32)
+        model.train(mode)
+        with torch.no_grad():
+            answers = model(image.normalize(test.images)).argmax(1)
+        model = initial_model(scenario, image, seed=0, dtype=torch.float32)
+        assert accuracy(model, test, image, tested) == pytest.approx(float((answers == test.labels).float().mean()))
+        assert model.training is mode
 
 
 def test_federations_that_train_alike_are_measured_once() -> None:

@@ -217,6 +217,24 @@ def test_clipping_scales_to_the_bound_and_leaves_shorter_updates_alone(update: U
         assert float(each[name].norm()) == pytest.approx(min(0.7, float(value.norm())), rel=1e-12)
 
 
+def test_every_client_round_and_seed_has_noise_of_its_own(scenario: Scenario, private: Private) -> None:
+    """Noise that comes twice can be subtracted."""
+    model = initial_model(scenario, scenario.image_spec(), seed=0, dtype=torch.float64)
+    (defense,) = make_defenses([{"defense": "noise", "scale": 0.1}])
+
+    def noise(*seed: object) -> Tensor:
+        runs = [
+            train(model, private, scenario.training, scenario.image_spec(), seed=seed, defenses=defenses)
+            for defenses in ((), (defense,))
+        ]
+        return runs[1].state["conv1.weight"] - runs[0].state["conv1.weight"]
+
+    first = noise("client", 0, "round", 0, 0)
+    torch.testing.assert_close(first, noise("client", 0, "round", 0, 0))
+    for other in (("client", 0, "round", 0, 1), ("client", 0, "round", 1, 0), ("client", 1, "round", 0, 0)):
+        assert float((first - noise(*other)).abs().mean()) > 0.05
+
+
 @pytest.mark.parametrize(("settings", "deviation"), [({"scale": 0.3}, 0.3), ({"scale": 0.3, "bound": 2.0}, 0.6)])
 def test_noise_is_gaussian_of_the_given_size(settings: Table, deviation: float) -> None:
     flat = {"w": torch.zeros(200, 200, dtype=torch.float64)}

@@ -122,7 +122,7 @@ def test_the_page_has_it_and_escapes_names(audit: AuditCopy) -> None:
     assert section.count("<tr") == 6
     assert "&lt;b&gt;clipping&lt;/b&gt;" in section
     assert "<b>clipping" not in section
-    assert re.search(r"after 5 rounds.*on 120\s+images", section)
+    assert re.search(r"after 5 rounds.*on\s+120 images", section)
 
 
 def test_a_page_without_it_does_not_mention_it(finished: Path, written: Path) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from undelta.audit.record import Record
 from undelta.audit.trial import UNDEFENDED, Trial
-from undelta.audit.verdict import MEASURED, Verdict
+from undelta.audit.verdict import MEASURED, Verdict, times
 from undelta.evaluation.metrics import RECOVERED_PSNR
 
 SCHEMA = 1
@@ -152,12 +152,16 @@ def print_tradeoff(tradeoff: Tradeoff) -> None:
 
 def sentences(tradeoff: Tradeoff) -> list[str]:
     """What the table shows, and what its columns mean."""
-    reference, seeds = tradeoff.reference, len(tradeoff.seeds)
+    reference = tradeoff.reference
+    measured = (
+        f" Accuracy: after {times(tradeoff.rounds, 'round')} with the defense, on {tradeoff.test_images} images that "
+        f"no client has, mean over {times(len(tradeoff.seeds), 'seed')}."
+    )
     lines = [
         "PSNR in dB: mean over the images of the worst trial, over attacks and seeds; then the worst of any image, and "
-        f"the share found, with {RECOVERED_PSNR:g} dB or more, in the worst trial. "
-        f"Accuracy: after {tradeoff.rounds} rounds with the defense, on {tradeoff.test_images} images that no client "
-        f"has, mean over {seeds} seed{'s' if seeds > 1 else ''}. Epsilon: up to the attacked round, and in all."
+        f"the share found, with {RECOVERED_PSNR:g} dB or more, in the worst trial."
+        + (measured if tradeoff.test_images else "")
+        + " Epsilon: up to the attacked round, and in all."
     ]
     undefended = next((point for point in tradeoff.points if point.defense == UNDEFENDED), None)
     if undefended and undefended.psnr is not None and reference.psnr is not None:

@@ -167,17 +167,18 @@ def _text(
         f"Recognizable: {count} of {images} images ({rule}; attack {top['attack']}, {top['iterations']} iterations, "
         f"seed {top['seed']}).",
         f"Worst of any image: {', '.join(numbers) or 'no number, since every image diverged'}.",
-        f"Worst case of {_times(attacks, 'attack')} and {_times(seeds, 'seed')} ({_coverage(counts)}).",
+        f"Worst case of {times(attacks, 'attack')} and {times(seeds, 'seed')} ({_coverage(counts)}).",
         _limits(images, count),
     ]
     return " ".join(sentences)
 
 
 def _coverage(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{_times(count, 'trial')} {status}" for status, count in counts.items())
+    return ", ".join(f"{times(count, 'trial')} {status}" for status, count in counts.items())
 
 
-def _times(count: int, noun: str) -> str:
+def times(count: int, noun: str) -> str:
+    """So many of something, in words."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
