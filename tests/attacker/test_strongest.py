@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
 from undelta.attacker.attacks import gradinversion, strongest
-from undelta.attacker.attacks.strongest import MACRO_STEPS, RESOLVED, resolving_steps
+from undelta.attacker.attacks.strongest import CLIPPED, MACRO_STEPS, RESOLVED, path_stretch, resolving_steps
 from undelta.attacker.distances import mismatch
 from undelta.attacker.loop import Loop
 from undelta.attacker.reconstruction import Reconstruction
@@ -22,6 +23,8 @@ from undelta.seeding import stream
 SCENARIO = Scenario(
     data="digits", num_samples=4, model="lenet", model_arguments={"width": 4}, epochs=3, batches=2, learning_rate=0.05
 )
+
+MODULE = sys.modules["undelta.attacker.attacks.strongest"]  # the package has the function under that name
 
 
 def replays_of(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
@@ -90,3 +93,39 @@ def test_the_members_of_a_group_agree_on_which_image_has_which_label(monkeypatch
     assert len(seen) == 3
     assert torch.equal(seen[0], seen[1])
     assert torch.equal(seen[0], seen[2])
+
+
+def defended(**table: object) -> Observation:
+    scenario = replace(SCENARIO, model="cnn", model_arguments={"width": 8, "hidden": 64}, defenses=(table,))
+    return disclose(scenario.draw(0), scenario)
+
+
+def truth(observation: Observation) -> Reconstruction:
+    private = SCENARIO.draw(0)
+    return Reconstruction(
+        images=private.images, labels=private.labels, mismatch=0.0, iterations=0, seconds=0.0, status="completed"
+    )
+
+
+def test_the_images_themselves_tell_how_much_an_update_was_shortened() -> None:
+    whole = defended(defense="clipping", norm=1e6)
+    length = sum(float((whole.received[name] - whole.initial[name]).square().sum()) for name in whole.initial) ** 0.5
+    clipped = defended(defense="clipping", norm=length / 8)
+    assert path_stretch(whole, truth(whole)) == pytest.approx(1, rel=0.1)
+    assert path_stretch(clipped, truth(clipped)) == pytest.approx(8, rel=0.1)
+
+
+def test_a_sparse_update_is_not_taken_for_a_clipped_one() -> None:
+    sparse = defended(defense="pruning", ratio=0.98)
+    assert path_stretch(sparse, truth(sparse)) == pytest.approx(1, rel=0.15)
+
+
+def test_the_midpoint_of_a_clipped_update_is_looked_for_further_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "path_stretch", lambda *_: 2 * CLIPPED)
+    observation = disclose(SCENARIO.draw(0), SCENARIO)
+    first, second, _ = replays_of(observation, monkeypatch)
+    for name, value in observation.initial.items():
+        moves = [replay.start[name] - value for replay in (first, second)]
+        torch.testing.assert_close(moves[1], 2 * CLIPPED * moves[0], rtol=1e-3, atol=1e-6)
+    monkeypatch.setattr(MODULE, "path_stretch", lambda *_: 0.9 * CLIPPED)
+    assert len(replays_of(observation, monkeypatch)) == 2

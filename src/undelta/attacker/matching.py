@@ -215,8 +215,8 @@ class GradientMatching:
         return result
 
 
-Next = Callable[[Reconstruction], GradientMatching]
-"""A phase that depends on what the one before found (never on the truth, which is not there)."""
+Next = Callable[[Reconstruction], GradientMatching | None]
+"""A phase that depends on what the one before found (never on the truth, which is not there); None is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,8 +244,11 @@ class Phases:
                 phase = given
             elif result is not None:
                 began = time.perf_counter()
-                phase = given(result)
+                following = given(result)
                 seconds += time.perf_counter() - began
+                if following is None:
+                    continue
+                phase = following
             else:
                 raise ConfigError("the first phase has nothing before it to depend on")
             counting = _counting(watch, done, done + phase.total_steps)

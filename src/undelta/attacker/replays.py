@@ -194,6 +194,8 @@ class OneStep:
     per_epoch: bool = False
     in_gradients: bool = False
     """Match −∇ℓ with u/(η·E·B) instead: the scale of DLG's loss."""
+    stretch: float = 1.0
+    """How much longer the client's path was than the update that it sent, where that was clipped."""
 
     def __post_init__(self) -> None:
         check_position(self.position)
@@ -205,7 +207,7 @@ class OneStep:
         rate = 1.0 if self.in_gradients else length_or_one(observation)
         return Chain(
             network=network,
-            start=along(start, update, self.position),
+            start=along(start, update, self.position * self.stretch),
             plan=((torch.arange(count, device=observation.device), rate),),
             target=scaled(update, 1 / observation.path_length) if self.in_gradients else update,
         )

@@ -14,20 +14,27 @@ from undelta.attacker.labels import label_source
 from undelta.attacker.matching import GradientMatching, Phases, Watch
 from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import BatchNormStatistics, Source, TotalVariation
+from undelta.attacker.pruned import sent_entries
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep
 from undelta.attacker.weights import Ramps
 from undelta.observation import Observation
 from undelta.seeding import stream
-from undelta.updates import Update
+from undelta.updates import Update, inner
 
 MACRO_STEPS = (5, 10, 20)
 RESOLVED = 0.01  # twice as many macro-steps change the simulated update by no more than this cosine distance
 
+CLIPPED = 1.5  # times shorter than its path: an update that its client did not send whole
+
 
 @dataclass(frozen=True, kw_only=True)
 class Composite:
-    """A midpoint phase, and a rollout phase with as many macro-steps as the path needs."""
+    """A midpoint phase, and a rollout phase with as many macro-steps as the path needs.
+
+    Of a clipped update the midpoint lies further out than it says. Where the path that the first images would give is
+    much longer than the update, the midpoint phase is done again, there.
+    """
 
     midpoint: GradientMatching
     rollout: GradientMatching
@@ -45,6 +52,12 @@ class Composite:
         """Attack; where E or η is unknown there is no path to roll out, and the midpoint phase stands alone."""
         training = observation.training
 
+        def further_out(guess: Reconstruction) -> GradientMatching | None:
+            stretch = path_stretch(observation, guess)
+            if stretch < CLIPPED:
+                return None
+            return replace(self.midpoint, replay=OneStep(position=0.5, stretch=stretch))
+
         def rollout(guess: Reconstruction) -> GradientMatching:
             if training.epochs == 1:
                 return replace(self.rollout, replay=FullRollout())  # scenario 3: exact
@@ -59,7 +72,7 @@ class Composite:
             exact = replace(self.midpoint, replay=OneStep(), steps=self.midpoint.steps + self.rollout.steps)
             phases = Phases(phases=(exact,))
         else:
-            phases = Phases(phases=(self.midpoint, rollout))
+            phases = Phases(phases=(self.midpoint, further_out, rollout))
         return phases(observation, seed=seed, watch=watch, journal=journal)
 
 
@@ -74,6 +87,19 @@ def resolving_steps(observation: Observation, guess: Reconstruction) -> int:
         if mismatch(simulated(count), simulated(2 * count)) <= RESOLVED:
             return count
     return MACRO_STEPS[-1]
+
+
+def path_stretch(observation: Observation, guess: Reconstruction) -> float:
+    """How much longer the path of these dummy images is than the update that was sent, on the entries that were."""
+    training = observation.training
+    steps = min(MACRO_STEPS[0], training.epochs * training.batches)
+    replay = CoarseRollout(steps=steps)(observation, stream("attacker", "stretch"))
+    simulated = replay(observation.image.normalize(guess.images), guess.labels).update
+    sent = sent_entries(replay.target)
+    if sent:
+        simulated = {name: value * sent[name] for name, value in simulated.items()}
+    size = float(inner(replay.target, replay.target).sqrt())
+    return float(inner(simulated, simulated).sqrt()) / size if size else 1.0
 
 
 def strongest(
