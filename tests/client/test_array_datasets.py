@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +74,17 @@ def test_an_unsound_npz_is_refused(tmp_path: Path, arrays: dict[str, npt.NDArray
 class Bomb:
     def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
         return pytest.fail, ("a pickle was opened",)
+
+
+@pytest.mark.parametrize("header", ["{'descr': (", "{'descr': '|u1' 'shape'", "{'descr' '"])
+def test_an_array_with_a_damaged_header_is_refused(tmp_path: Path, header: str) -> None:
+    text = header.encode().ljust(118)
+    member = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        for name in ("images.npy", "labels.npy"):
+            archive.writestr(name, member)
+    with pytest.raises(DataError, match=r"as an \.npz file"):
+        open_dataset(str(tmp_path / "data.npz"))
 
 
 def test_pickles_inside_or_posing_as_npz_are_not_opened(tmp_path: Path) -> None:

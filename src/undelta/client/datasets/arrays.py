@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tokenize
 import zipfile
 import zlib
 from functools import partial
@@ -32,6 +33,7 @@ _IDX_IMAGES = [
     f"{split}-images{dot}idx3-ubyte{suffix}" for split in ("train", "t10k") for dot in "-." for suffix in ("", ".gz")
 ]
 _DAMAGED = (OSError, EOFError, ValueError, MemoryError, zlib.error)
+_UNREADABLE = (SyntaxError, tokenize.TokenError)  # an array's header is a Python literal
 
 
 def array_dataset(
@@ -69,7 +71,7 @@ def open_npz(path: Path) -> Dataset:
             if not {"images", "labels"} <= set(file):
                 raise DataError(f"{str(path)!r}: expected arrays images and labels, got {sorted(file)}.")
             images, labels = file["images"], file["labels"]
-    except (*_DAMAGED, zipfile.BadZipFile, NotImplementedError, RuntimeError, TypeError) as error:
+    except (*_DAMAGED, *_UNREADABLE, zipfile.BadZipFile, NotImplementedError, RuntimeError, TypeError) as error:
         # NotImplementedError and RuntimeError: compressed in a way that zipfile lacks, or encrypted.
         # TypeError: not a zip at all but a plain array.
         raise DataError(f"cannot read {str(path)!r} as an .npz file: {_line(error)}.") from error
