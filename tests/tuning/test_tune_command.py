@@ -65,6 +65,16 @@ def study_of(out: Path) -> optuna.Study:
     return optuna.load_study(study_name=None, storage=storage)
 
 
+def trials_so_far(out: Path) -> list[optuna.trial.FrozenTrial]:
+    """While it runs: the journal may not be there yet, or be there without a study."""
+    if not (out / "study.journal").exists():
+        return []
+    try:
+        return study_of(out).get_trials(deepcopy=False)
+    except (KeyError, ValueError):
+        return []
+
+
 def test_a_scenario_becomes_weights_that_an_attack_takes(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "tuned"
     words = ["tune", str(source), "--out", str(out), "--trials", "12", "--random", "4", "--steps", "21"]
@@ -260,12 +270,11 @@ def test_two_workers_share_a_journal_and_one_that_dies_is_replaced(source: Path,
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None and not killed:
         time.sleep(0.02)
-        if (out / "study.journal").exists():
-            running = [trial for trial in study_of(out).trials if trial.state.name == "RUNNING" and trial.params]
-            owners = {trial.user_attrs["owner"]["pid"] for trial in running if "owner" in trial.user_attrs}
-            if len(owners) == 2:  # both are at work, at different trials
-                killed = {owners.pop()}
-                os.kill(next(iter(killed)), signal.SIGKILL)
+        running = [trial for trial in trials_so_far(out) if trial.state.name == "RUNNING" and trial.params]
+        owners = {trial.user_attrs["owner"]["pid"] for trial in running if "owner" in trial.user_attrs}
+        if len(owners) == 2:  # both are at work, at different trials
+            killed = {owners.pop()}
+            os.kill(next(iter(killed)), signal.SIGKILL)
     finish(process)
     trials = study_of(out).trials
     pids = {trial.user_attrs["owner"]["pid"] for trial in trials if "owner" in trial.user_attrs}
