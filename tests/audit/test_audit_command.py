@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from undelta.audit import jobs
-from undelta.audit.audits import audit_job, available_cores
+from undelta.audit.audits import available_cores, run_plan
 from undelta.audit.claims import Claims, scan
 from undelta.audit.overview import overview
+from undelta.audit.plan import load_plan
 from undelta.audit.record import read_results
 from undelta.audit.sweep import Progress
 from undelta.audit.verdict import parse_gates
@@ -214,11 +215,11 @@ def test_more_threads_than_cores_are_allowed_but_said(configuration: Path, tmp_p
     configuration.write_text(TOML.replace('"awa"\nsteps = 12', '"idlg"\nsteps = 5'))  # applies nowhere, so it is quick
     said: list[str] = []
     cores = available_cores()
-    done = audit_job(configuration, out=tmp_path / "out", workers=1, threads=cores + 1, say=said.append)
+    done = run_plan(load_plan(configuration), out=tmp_path / "out", workers=1, threads=cores + 1, say=said.append)
     assert said == [f"Note: 1 x {cores + 1} threads share {cores} cores; they will wait for each other."]
     assert done.failed == ()
     with pytest.raises(ConfigError, match="workers >= 1"):
-        audit_job(configuration, out=tmp_path / "out", workers=0)
+        run_plan(load_plan(configuration), out=tmp_path / "out", workers=0)
 
 
 # Interruption
@@ -315,7 +316,9 @@ def test_the_demo_is_an_audit_of_two_trials(small_demo: None, tmp_path: Path) ->
     (verdict,) = json.loads((tmp_path / "demo" / "verdict.json").read_text())
     assert verdict["trials"] == {"completed": 2}
     # Its directory is an audit's: there is nothing left to do for one.
-    done = audit_job(tmp_path / "demo" / "audit.toml", out=tmp_path / "demo", gates=parse_gates({"psnr": 1}, {}))
+    done = run_plan(
+        load_plan(tmp_path / "demo" / "audit.toml"), out=tmp_path / "demo", gates=parse_gates({"psnr": 1}, {})
+    )
     assert len(done.offenses) == 1
 
 

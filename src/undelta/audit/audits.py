@@ -15,7 +15,7 @@ from pathlib import Path
 from undelta.audit.claims import Claims
 from undelta.audit.engines import check_engine, open_engine
 from undelta.audit.overview import overview
-from undelta.audit.plan import Plan, load_plan
+from undelta.audit.plan import Plan
 from undelta.audit.record import Record
 from undelta.audit.store import FAILED, Store
 from undelta.audit.sweep import Sweep
@@ -37,36 +37,6 @@ class Audited:
     failed: tuple[Record, ...]
 
 
-def audit_job(
-    path: Path,
-    *,
-    out: Path,
-    engine: str = "processes",
-    workers: int | None = None,
-    threads: int = 1,
-    checkpoint_seconds: float = 30.0,
-    retry_failed: bool = False,
-    gates: Sequence[Gate] = (),
-    say: Callable[[str], None] = lambda _: None,
-) -> Audited:
-    """Run all trials of a configuration file that have no result yet, and judge all that have.
-
-    The same call after a crash or Ctrl-C goes on from the last checkpoints and ends with the same results.
-    """
-    check_engine(engine)
-    return run_plan(
-        load_plan(path),
-        out=out,
-        engine=engine,
-        workers=workers,
-        threads=threads,
-        checkpoint_seconds=checkpoint_seconds,
-        retry_failed=retry_failed,
-        gates=gates,
-        say=say,
-    )
-
-
 def run_plan(
     plan: Plan,
     *,
@@ -79,7 +49,10 @@ def run_plan(
     gates: Sequence[Gate] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Audited:
-    """The same for trials that come from elsewhere than a configuration file."""
+    """Run all trials of a plan that have no result yet, and judge all that have.
+
+    The same call after a crash or Ctrl-C goes on from the last checkpoints and ends with the same results.
+    """
     check_engine(engine)
     check_metrics(plan, gates)
     keys = plan.keys

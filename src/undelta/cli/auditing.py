@@ -34,13 +34,14 @@ def audit(
     Exit codes: 0 done; 1 a gate was not passed; 2 wrong input; 3 a trial failed; 130 interrupted.
     """
     with resumable():
-        from undelta.audit.audits import audit_job
+        from undelta.audit.audits import run_plan
         from undelta.audit.config import parse_settings
         from undelta.audit.overview import print_verdicts
+        from undelta.audit.plan import load_plan
         from undelta.audit.verdict import parse_gates
 
-        done = audit_job(
-            configuration,
+        done = run_plan(
+            load_plan(configuration),
             out=out,
             engine=engine,
             workers=workers,
