@@ -52,6 +52,11 @@ def run(page: Browser, script: str, *arguments: Any) -> Any:
     return page.execute_script(f"return {script}", *arguments)
 
 
+def let_it_scroll(page: Browser) -> None:
+    """Wait until the page has drawn where it scrolled to: scrolling hides tips, a frame later."""
+    page.execute_async_script("const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))")
+
+
 def focused(page: Browser) -> WebElement:
     return page.switch_to.active_element
 

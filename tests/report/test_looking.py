@@ -10,7 +10,7 @@ from selenium.webdriver.common.keys import Keys
 from undelta.report.read import Audit
 
 from .audits import TRIALS
-from .browsing import Browser, attribute, find, find_all, focused, run, value
+from .browsing import Browser, attribute, find, find_all, focused, let_it_scroll, run, value
 
 # Tables
 
@@ -140,6 +140,7 @@ def test_metrics_of_an_image_appear_on_hover_and_on_focus(opened: Browser, read:
     tip = find(opened, "#tip")
     assert not tip.is_displayed()
     run(opened, "arguments[0].scrollIntoView({ block: 'center' })", tiles[0])
+    let_it_scroll(opened)
     ActionChains(opened).move_to_element(tiles[0]).perform()
     assert f"PSNR {read.entries[0].images[0]['psnr']:.2f} dB" in tip.text
     ActionChains(opened).move_to_element(find(opened, "h1")).perform()
@@ -200,8 +201,7 @@ def test_curves_switch_from_iterations_to_seconds(opened: Browser) -> None:
 def test_arrow_keys_read_a_chart_aloud(opened: Browser, read: Audit) -> None:
     drawn = find(opened, ".group .chart svg")
     run(opened, "arguments[0].focus()", drawn)
-    # Focus scrolls the chart into view, and scrolling hides tips: let the page draw that first.
-    opened.execute_async_script("const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))")
+    let_it_scroll(opened)  # which focus makes it do
     ActionChains(opened).send_keys(Keys.ARROW_RIGHT).perform()
     first = read.entries[0].mismatches[0]
     assert f"awa: seed 0, iteration 0, {first.seconds:.1f} s: mismatch {first.value:.4g}" == find(opened, "#tip").text
@@ -212,5 +212,6 @@ def test_arrow_keys_read_a_chart_aloud(opened: Browser, read: Audit) -> None:
 def test_pointing_at_a_mark_says_its_value(opened: Browser) -> None:
     mark = find(opened, ".group .chart use")
     run(opened, "arguments[0].scrollIntoView({ block: 'center' })", mark)
+    let_it_scroll(opened)
     ActionChains(opened).move_to_element(mark).perform()
     assert find(opened, "#tip").text == f"awa: {attribute(mark, 'data-tip')}"
