@@ -15,6 +15,7 @@ from undelta.audit import defend, utility
 from undelta.audit.defend import defend_job, load_file, plan_of
 from undelta.audit.ladder import REFERENCE, ladder, noise_for
 from undelta.audit.plan import load_plan
+from undelta.audit.record import versions
 from undelta.audit.tradeoff import Point, compare, print_tradeoff, sentences
 from undelta.audit.utility import Federation, accuracy, measure, measure_all
 from undelta.client.defenses import DEFENSES, DpSgd
@@ -248,6 +249,8 @@ def test_a_run_from_start_to_end(finished: Path, capsys: pytest.CaptureFixture[s
     assert [one["defense"] for one in result["points"]] == ["none", "short", "private", "summed"]
     assert result["reference"]["defense"] == REFERENCE
     records = [json.loads(path.read_text()) for path in (finished / "out").glob("trials/*/record.json")]
+    assert result["date"] == max(record["date"] for record in records)
+    assert result["versions"] == versions()
     for one in (*result["points"], result["reference"]):
         own = [record for record in records if record["defense"] == one["defense"]]
         assert one["psnr"] == max(record["psnr"] for record in own)

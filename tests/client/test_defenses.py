@@ -23,7 +23,7 @@ from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.recording import load_observation, save_observation
 from undelta.training import LocalTraining
-from undelta.updates import State, Update, difference, inner
+from undelta.updates import State, Update, difference, inner, parameters_of
 
 Table = dict[str, Any]
 
@@ -233,6 +233,18 @@ def test_every_client_round_and_seed_has_noise_of_its_own(scenario: Scenario, pr
     torch.testing.assert_close(first, noise("client", 0, "round", 0, 0))
     for other in (("client", 0, "round", 0, 1), ("client", 0, "round", 1, 0), ("client", 1, "round", 0, 0)):
         assert float((first - noise(*other)).abs().mean()) > 0.05
+
+
+def test_two_noises_in_a_row_are_independent(scenario: Scenario, private: Private) -> None:
+    """The same noise twice would be twice as large, not √2 times."""
+    model = initial_model(scenario, scenario.image_spec(), seed=0, dtype=torch.float64)
+    defenses = make_defenses([{"defense": "noise", "scale": 0.1}] * 2)
+    plain, noisy = (
+        train(model, private, scenario.training, scenario.image_spec(), seed=("client", 0), defenses=given).state
+        for given in ((), defenses)
+    )
+    gaps = torch.cat([(noisy[name] - plain[name]).flatten() for name in parameters_of(model)])
+    assert float(gaps.std()) == pytest.approx(0.1 * math.sqrt(2), rel=0.1)
 
 
 @pytest.mark.parametrize(("settings", "deviation"), [({"scale": 0.3}, 0.3), ({"scale": 0.3, "bound": 2.0}, 0.6)])

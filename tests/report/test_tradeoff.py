@@ -45,6 +45,7 @@ def tradeoff(**fields: Any) -> Tradeoff:
         point("unmeasured", None, None),
     ]
     values: dict[str, Any] = {"name": "A", "rounds": 5, "seeds": (0, 1), "test_images": 120, "reference": reference}
+    values |= {"date": "2026-01-01T00:00:00+00:00", "versions": {}}
     return Tradeoff(**{**values, "points": compare(points, reference), "notes": ("left out: x",), **fields})
 
 

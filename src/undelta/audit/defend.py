@@ -145,6 +145,7 @@ def _tradeoff(
         points[verdict.defense] = make_point(verdict, own, records, utilities[verdict.defense])
     nothing = points.pop(REFERENCE)
     tested = [utility for group in utilities.values() for utility in group]
+    last = max(records.values(), key=lambda record: str(record["date"]))
     reasons = dict.fromkeys(f"no accuracy: {utility['error']}" for utility in tested if utility["error"])
     return Tradeoff(
         name=file.name,
@@ -153,5 +154,7 @@ def _tradeoff(
         test_images=max((utility["test_images"] for utility in tested), default=0),
         reference=nothing,
         points=compare(list(points.values()), nothing),
+        date=last["date"],
+        versions=last["versions"],
         notes=(*notes, *reasons),
     )

@@ -63,6 +63,10 @@ class Tradeoff:
     reference: Point
     """An update without any information."""
     points: tuple[Point, ...]
+    date: str
+    """Of the last record."""
+    versions: Mapping[str, str]
+    """What that record was made with."""
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
