@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from undelta.audit import defend, utility
 from undelta.audit.defend import defend_job, load_file, plan_of
@@ -121,7 +122,16 @@ def test_statistics_that_nobody_sends_are_not_used_for_testing_and_others_are() 
             answers = model(image.normalize(test.images)).argmax(1)
         model = initial_model(scenario, image, seed=0, dtype=torch.float32)
         assert accuracy(model, test, image, tested) == pytest.approx(float((answers == test.labels).float().mean()))
-        assert model.training is mode
+        assert {module.training for module in model.modules() if isinstance(module, nn.BatchNorm2d)} == {mode}
+
+
+def test_statistics_that_training_never_used_are_those_to_test_with() -> None:
+    scenario = replace(SCENARIO, model="convnet", model_arguments={"width": 4}, norm_mode="eval")
+    image, test = scenario.image_spec(), scenario.draw_held_out(0, 40)
+    withheld = replace(scenario, defenses=({"defense": "withholding"},))
+    model = initial_model(scenario, image, seed=0, dtype=torch.float32)
+    assert accuracy(model, test, image, withheld) == accuracy(model, test, image, scenario)
+    assert not any(module.training for module in model.modules())
 
 
 def test_federations_that_train_alike_are_measured_once() -> None:

@@ -139,6 +139,8 @@ def _plain_fields(scenario: Scenario) -> Iterator[Rung]:
     """What protects without being a defense."""
     if scenario.batches > 1:
         yield {"name": "one mini-batch", "batches": 1}
+    if 2 * scenario.batches <= min(scenario.samples):
+        yield {"name": "twice the mini-batches", "batches": 2 * scenario.batches}
     yield {"name": "twice the epochs", "epochs": 2 * scenario.epochs}
     yield {"name": "a quarter of the learning rate", "learning_rate": scenario.learning_rate / 4}
     for count in sorted({min(2, scenario.clients), min(4, scenario.clients)} - {1}):

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from undelta.audit.claims import Claims
 from undelta.audit.record import describe_scenario, versions
@@ -75,8 +76,8 @@ def measure(federation: Federation) -> dict[str, Any]:
             training = replace(scenario, rounds=federation.rounds)
             model = federate(training, scenario.draw_all(seed), image, seed=seed, dtype=torch.float32)
             result |= {"accuracy": accuracy(model, test, image, scenario), "test_images": len(test)}
-        except UndeltaError as problem:
-            result["error"] = str(problem)
+        except (UndeltaError, ValueError) as problem:  # BatchNorm refuses a single value per channel
+            result["error"] = " ".join(str(problem).split())
     epsilon, delta = scenario.privacy(federation.rounds) or (None, None)
     return {
         **result,
@@ -93,13 +94,18 @@ def measure(federation: Federation) -> dict[str, Any]:
 def accuracy(model: nn.Module, test: Private, image: ImageSpec, scenario: Scenario) -> float:
     """The share of test images that the model classifies correctly.
 
-    BatchNorm uses the server's running statistics. Where clients keep theirs, the server's are those of a model that
-    has seen nothing; then each chunk of test images is normalized by its own, as clients would do with their data.
+    BatchNorm uses the server's running statistics. Where clients train by their batches' own and keep their running
+    ones, the server's are those of a model that has seen nothing; then each chunk of test images is normalized by its
+    own, as clients would do with their data.
     """
-    model.train(mode=any(not getattr(defense, "sends_buffers", True) for defense in scenario.protection))
-    correct = 0
+    model.eval()
+    withheld = any(not getattr(defense, "sends_buffers", True) for defense in scenario.protection)
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train(withheld and scenario.norm_mode == "train")
+    correct, chunks = 0, -(-len(test) // CHUNK)  # of about equal sizes: statistics of a single image say nothing
     with torch.no_grad():
-        for images, labels in zip(test.images.split(CHUNK), test.labels.split(CHUNK), strict=True):
+        for images, labels in zip(test.images.tensor_split(chunks), test.labels.tensor_split(chunks), strict=True):
             correct += int((model(image.normalize(images)).argmax(1) == labels).sum())
     return correct / len(test)
 

@@ -6,6 +6,7 @@ from θ on the dummy images themselves in a few macro-steps, which removes the m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from undelta.attacker.distances import mismatch
@@ -25,6 +26,7 @@ from undelta.updates import Update, inner
 MACRO_STEPS = (5, 10, 20)
 RESOLVED = 0.01  # twice as many macro-steps change the simulated update by no more than this cosine distance
 
+AGREE = 0.1  # lengths of one path in few and in twice as many macro-steps, if they resolve it
 CLIPPED = 1.5  # times shorter than its path: an update that its client did not send whole
 
 
@@ -56,7 +58,7 @@ class Composite:
             stretch = path_stretch(observation, guess)
             if stretch < CLIPPED:
                 return None
-            return replace(self.midpoint, replay=OneStep(position=0.5, stretch=stretch))
+            return replace(self.midpoint, replay=OneStep(position=0.5, stretch=stretch), restarts=1)
 
         def rollout(guess: Reconstruction) -> GradientMatching:
             if training.epochs == 1:
@@ -90,16 +92,23 @@ def resolving_steps(observation: Observation, guess: Reconstruction) -> int:
 
 
 def path_stretch(observation: Observation, guess: Reconstruction) -> float:
-    """How much longer the path of these dummy images is than the update that was sent, on the entries that were."""
-    training = observation.training
-    steps = min(MACRO_STEPS[0], training.epochs * training.batches)
-    replay = CoarseRollout(steps=steps)(observation, stream("attacker", "stretch"))
-    simulated = replay(observation.image.normalize(guess.images), guess.labels).update
-    sent = sent_entries(replay.target)
-    if sent:
-        simulated = {name: value * sent[name] for name, value in simulated.items()}
-    size = float(inner(replay.target, replay.target).sqrt())
-    return float(inner(simulated, simulated).sqrt()) / size if size else 1.0
+    """How much longer the path of these dummy images is than the update that was sent, on the entries that were.
+
+    One where a few macro-steps do not tell: they overshoot on a path that they do not resolve.
+    """
+
+    def length(count: int) -> float:
+        replay = CoarseRollout(steps=count)(observation, stream("attacker", "stretch"))
+        simulated = replay(observation.image.normalize(guess.images), guess.labels).update
+        sent = sent_entries(replay.target)
+        if sent:
+            simulated = {name: value * sent[name] for name, value in simulated.items()}
+        size = float(inner(replay.target, replay.target).sqrt())
+        return float(inner(simulated, simulated).sqrt()) / size if size else 1.0
+
+    most = observation.training.epochs * observation.training.batches
+    coarse, fine = (length(min(count, most)) for count in MACRO_STEPS[:2])
+    return fine if math.isfinite(fine) and abs(coarse - fine) <= AGREE * fine else 1.0
 
 
 def strongest(

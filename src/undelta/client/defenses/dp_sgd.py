@@ -43,7 +43,8 @@ class DpSgd(InTraining):
     sampling: Literal["poisson", "shuffled"] = "poisson"
 
     def __post_init__(self) -> None:
-        check_range("noise_multiplier", self.noise_multiplier, low=0)
+        if self.noise_multiplier:  # beyond these the accountant's numbers leave the range of floats
+            check_range("noise_multiplier", self.noise_multiplier, low=1e-3, high=1e6)
         check_range("norm", self.norm, low=0, open_low=True)
         check_range("delta", self.delta, low=0, high=0.5, open_low=True)
 
