@@ -42,7 +42,10 @@ KNOWN = {"labels": "disclosed"}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "sme": ("sme", {"steps": 1000}),
     "strongest": ("strongest", {}),
-    "strongest, quick": ("strongest", {"steps": 90, "rollout_steps": 15, "rollout_rate": 0.15, "macro_steps": 3}),
+    "strongest, quick": (
+        "strongest",
+        {"steps": 90, "rollout_steps": 15, "rollout_rate": 0.15, "macro_steps": 3, "weights": "flat"},
+    ),
     "ig": ("ig", {"steps": 1000}),
     "sapag": ("sapag", {"steps": 1000}),
     "geng_gradient": ("geng_gradient", {"steps": 1000, **KNOWN}),

@@ -151,8 +151,12 @@ def test_an_interruption_ends_all_restarts(observation: Observation) -> None:
 
 @pytest.mark.parametrize(
     ("attack", "totals"),
-    [(awa(steps=15, restarts=2), [30] * 4), (strongest(steps=15, rollout_steps=12), [15, 15, 27, 27])],
-    ids=["restarts", "phases"],
+    [
+        (awa(steps=15, restarts=2), [30] * 4),
+        (strongest(steps=15, rollout_steps=12, macro_steps=2, weights="flat"), [15, 15, 27, 27]),
+        (Phases(phases=((awa(steps=15), awa(steps=15, form="linear")),)), [30] * 4),
+    ],
+    ids=["restarts", "phases", "tries"],
 )
 def test_a_watch_sees_iterations_counted_over_all_tries_and_phases(
     attack: Attack, totals: list[int], observation: Observation

@@ -37,7 +37,7 @@ from undelta.recording import save_observation
 
 ATTACKS: dict[str, tuple[Attack, tuple[int, ...]]] = {
     "awa": (awa(steps=25), (0, 10, 20)),
-    "strongest": (strongest(steps=15, rollout_steps=12, macro_steps=2), (10, 15, 25)),
+    "strongest": (strongest(steps=15, rollout_steps=12, macro_steps=2), (10, 15, 25, 40)),
     "sme": (sme(steps=25), (10, 20)),
     "gradinversion": (gradinversion(steps=22, group=2), (10, 20)),
     "dlg": (dlg(steps=12), (10,)),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from undelta.attacker.attacks import gradinversion, strongest
-from undelta.attacker.attacks.strongest import CLIPPED, MACRO_STEPS, RESOLVED, path_stretch, resolving_steps
+from undelta.attacker.attacks.strongest import CLIPPED, FLAT, MACRO_STEPS, RESOLVED, path_stretch, resolving_steps
 from undelta.attacker.distances import mismatch
 from undelta.attacker.loop import Loop
+from undelta.attacker.matching import GradientMatching
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.attacker.replays import CoarseRollout, Replay, ReplayPart
+from undelta.attacker.replays import CoarseRollout, OneStep, Replay, ReplayPart
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError
 from undelta.knowledge import without
 from undelta.observation import Observation
 from undelta.seeding import stream
@@ -47,7 +50,7 @@ def replays_of(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> lis
 def test_its_last_replay_explains_the_truth_exactly_where_that_is_possible(
     epochs: int, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scenario = replace(SCENARIO, epochs=epochs, batches=batches)
+    scenario = replace(SCENARIO, epochs=epochs, batches=batches, learning_rate=1.0)
     private = scenario.draw(0)
     observation, (run,) = disclose_with_secrets(private, scenario, dtype=torch.float64)
     replay = replays_of(observation, monkeypatch)[-1]
@@ -58,11 +61,11 @@ def test_its_last_replay_explains_the_truth_exactly_where_that_is_possible(
 
 def test_unknown_hyperparameters_leave_the_midpoint_phase_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     observation = without(disclose(SCENARIO.draw(0), SCENARIO), "epochs", "learning_rate")
-    assert len(replays_of(observation, monkeypatch)) == 1
+    assert len(replays_of(observation, monkeypatch)) == 2  # with flat and with rising weights
 
 
 def test_macro_steps_are_as_many_as_resolve_the_path() -> None:
-    for rate in (0.01, 2.0):
+    for rate in (0.1, 2.0):
         scenario = replace(SCENARIO, learning_rate=rate, epochs=20)
         observation = disclose(scenario.draw(0), scenario)
         guess = strongest(steps=3).midpoint(observation)
@@ -73,9 +76,48 @@ def test_macro_steps_are_as_many_as_resolve_the_path() -> None:
             one, two = (part(observation, stream("test"))(inputs, guess.labels).update for part in parts)
             return mismatch(one, two)
 
-        chosen = resolving_steps(observation, guess)
+        chosen = resolving_steps(observation, guess, OneStep(position=0.5))
         assert chosen == MACRO_STEPS[-1] or gap(chosen) <= RESOLVED
         assert all(gap(count) > RESOLVED for count in MACRO_STEPS if count < chosen)
+
+
+def test_a_straight_path_needs_no_steps_and_the_midpoint_goes_on_with_the_rollouts_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = replace(SCENARIO, learning_rate=1e-4)
+    observation = disclose(scenario.draw(0), scenario)
+    assert resolving_steps(observation, truth(), OneStep(position=0.5)) == 0
+    *_, last = replays_of(observation, monkeypatch)
+    torch.testing.assert_close(last.start, OneStep(position=0.5)(observation, stream("test")).start)
+    attack = strongest(steps=7, rollout_steps=3)
+    assert attack(observation).iterations == 2 * 7 + 3 * MACRO_STEPS[0]
+    assert replace(attack, macro_steps=2)(observation).iterations == 2 * 7 + 3  # whoever asks for steps gets them
+
+
+@pytest.mark.parametrize("better", ["flat", "rising"])
+def test_the_layer_weights_that_explain_the_update_better_go_on(better: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(SCENARIO, learning_rate=0.5)
+    observation = disclose(scenario.draw(0), scenario)
+    rates = {"flat": 1.0, "rising": 1.0, better: 0.1}
+    phase, original = strongest(steps=9).midpoint, GradientMatching.__call__
+
+    def judged(self: GradientMatching, *arguments: Any, **settings: Any) -> Reconstruction:
+        name = "flat" if self.weights == FLAT else "rising"
+        result = original(self, *arguments, **settings)
+        return replace(result, mismatch=rates[name]) if self.steps == phase.steps else result
+
+    monkeypatch.setattr(GradientMatching, "__call__", judged)
+    both = strongest(steps=9, rollout_steps=5, macro_steps=2)(observation)
+    alone = strongest(steps=9, rollout_steps=5, macro_steps=2, weights=better)(observation)  # type: ignore[arg-type]
+    assert torch.equal(both.images, alone.images)
+    assert both.layer_weights == alone.layer_weights
+    assert (both.iterations, alone.iterations) == (9 + 9 + 5, 9 + 5)
+    assert [moment.iteration for moment in both.history] == sorted(moment.iteration for moment in both.history)
+
+
+def test_unknown_layer_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected weights both, flat, rising, got 'steep'"):
+        strongest(weights="steep")  # type: ignore[arg-type]
 
 
 def test_the_members_of_a_group_agree_on_which_image_has_which_label(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +142,7 @@ def defended(**table: object) -> Observation:
     return disclose(scenario.draw(0), scenario)
 
 
-def truth(observation: Observation) -> Reconstruction:
+def truth() -> Reconstruction:
     private = SCENARIO.draw(0)
     return Reconstruction(
         images=private.images, labels=private.labels, mismatch=0.0, iterations=0, seconds=0.0, status="completed"
@@ -111,21 +153,27 @@ def test_the_images_themselves_tell_how_much_an_update_was_shortened() -> None:
     whole = defended(defense="clipping", norm=1e6)
     length = sum(float((whole.received[name] - whole.initial[name]).square().sum()) for name in whole.initial) ** 0.5
     clipped = defended(defense="clipping", norm=length / 8)
-    assert path_stretch(whole, truth(whole)) == pytest.approx(1, rel=0.1)
-    assert path_stretch(clipped, truth(clipped)) == pytest.approx(8, rel=0.1)
+    assert path_stretch(whole, truth()) == pytest.approx(1, rel=0.1)
+    assert path_stretch(clipped, truth()) == pytest.approx(8, rel=0.1)
 
 
 def test_a_sparse_update_is_not_taken_for_a_clipped_one() -> None:
     sparse = defended(defense="pruning", ratio=0.98)
-    assert path_stretch(sparse, truth(sparse)) == pytest.approx(1, rel=0.15)
+    assert path_stretch(sparse, truth()) == pytest.approx(1, rel=0.15)
 
 
 def test_the_midpoint_of_a_clipped_update_is_looked_for_further_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "path_stretch", lambda *_: 2 * CLIPPED)
     observation = disclose(SCENARIO.draw(0), SCENARIO)
-    first, second, _ = replays_of(observation, monkeypatch)
+    first, _, second, _ = replays_of(observation, monkeypatch)
     for name, value in observation.initial.items():
         moves = [replay.start[name] - value for replay in (first, second)]
         torch.testing.assert_close(moves[1], 2 * CLIPPED * moves[0], rtol=1e-3, atol=1e-6)
     monkeypatch.setattr(MODULE, "path_stretch", lambda *_: 0.9 * CLIPPED)
-    assert len(replays_of(observation, monkeypatch)) == 2
+    assert len(replays_of(observation, monkeypatch)) == 3
+
+
+def test_a_path_that_few_steps_do_not_resolve_is_not_taken_for_a_clipped_one() -> None:
+    scenario = replace(SCENARIO, learning_rate=8.0, epochs=20)
+    observation = disclose(scenario.draw(0), scenario)
+    assert path_stretch(observation, truth()) == 1.0

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from undelta.attacker.weights import PAPER_Q, ramps
-from undelta.audit.outcomes import finished_record, layer_weights, pictures, unmeasured_record
+from undelta.audit.outcomes import finished_record, pictures, unmeasured_record
 from undelta.audit.trial import Outcome, Trial, run
 from undelta.client.scenario import Scenario
 from undelta.evaluation.metrics import psnr, ssim
@@ -125,17 +125,22 @@ def test_other_weights_are_those_of_the_attacks_last_phase() -> None:
     uniform = run_with("ig", {"steps": 1})
     assert uniform is not None
     assert set(uniform.values()) == {1.0}
-    rolled_out = run_with("strongest", {"steps": 1, "rollout_steps": 1, "macro_steps": 1})
+    short = {"steps": 1, "rollout_steps": 1}
+    rolled_out = run_with("strongest", {**short, "macro_steps": 1, "weights": "flat"})
     assert rolled_out is not None
     assert min(rolled_out.values()) == pytest.approx(0.1)
-    one_step = run_with("strongest", {"steps": 1, "rollout_steps": 1}, epochs=1, batches=1)
+    rising = run_with("strongest", {**short, "macro_steps": 1, "weights": "rising"})
+    assert rising is not None
+    assert max(rising.values()) > 100
+    one_step = run_with("strongest", {**short, "weights": "flat"}, epochs=1, batches=1)
     assert one_step is not None
     assert set(one_step.values()) == {1.0}
 
 
 def test_a_diverged_attack_has_no_final_weights(outcome: Outcome) -> None:
     diverged = replace(outcome.reconstruction, status="diverged")
-    assert layer_weights(outcome.attack, outcome.observation, diverged, seed=0) is None
+    assert finished_record(TRIAL, outcome)["layer_weights"]
+    assert finished_record(TRIAL, replace(outcome, reconstruction=diverged))["layer_weights"] is None
 
 
 def test_images_that_are_no_numbers_are_black(outcome: Outcome) -> None:

@@ -189,11 +189,13 @@ class Loop:
 
     def result(self, status: Status, iteration: int, seconds: float, history: list[Moment]) -> Reconstruction:
         """The reconstruction at the current variables, or at those before if the last step led astray."""
-        images, labels, final = self._look()
-        if not math.isfinite(final):
+        images, labels, update = self._look()
+        if not math.isfinite(mismatch(update, self.replay.target)):
             status = "diverged"
             self._restore(self.previous)
-            images, labels, final = self._look()
+            images, labels, update = self._look()
+        final = mismatch(update, self.replay.target)
+        weights = self.method.weights(self.layers, update, self.replay.target).tolist()
         images, classes = self._collapsed(images, labels)
         carried = {name: value.clone() for name, value in self.variables.items() if name != "images"}
         return Reconstruction(
@@ -205,6 +207,7 @@ class Loop:
             status=status,
             history=(*history, Moment(iteration, seconds, final, self.loss)),
             learned={name: value.tolist() for name, value in self.learned.items() if value.numel() <= 64},
+            layer_weights={layer.name: weight for layer, weight in zip(self.layers, weights, strict=True)},
             variables=carried,
         )
 
@@ -220,11 +223,10 @@ class Loop:
             images, _ = self._collapsed(self.images, self.soft_labels(self.variables.get("labels")))
             return (images * 255).round().to("cpu", torch.uint8)
 
-    def _look(self) -> tuple[Tensor, Tensor, float]:
+    def _look(self) -> tuple[Tensor, Tensor, Update]:
         with torch.no_grad():
             images, labels = self.images, self.soft_labels(self.variables.get("labels"))
-        update = self._matched(self.replay(images, labels, self.learned).update)
-        return images, labels, mismatch(update, self.replay.target)
+        return images, labels, self._matched(self.replay(images, labels, self.learned).update)
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs to go on bit by bit."""

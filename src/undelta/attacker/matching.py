@@ -215,15 +215,18 @@ class GradientMatching:
         return result
 
 
-Next = Callable[[Reconstruction], GradientMatching | None]
-"""A phase that depends on what the one before found (never on the truth, which is not there); None is none."""
+Next = Callable[[Reconstruction, GradientMatching], GradientMatching | None]
+"""A phase that depends on what the one before found, and how (never on the truth, which is not there); None is none."""
+
+Phase = GradientMatching | tuple[GradientMatching, ...] | Next
+"""Of several the one goes on whose own mismatch is smallest, as among restarts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
     """Attacks in a row, each starting where the one before ended."""
 
-    phases: tuple[GradientMatching | Next, ...]
+    phases: tuple[Phase, ...]
 
     def __call__(
         self,
@@ -236,41 +239,56 @@ class Phases:
         """Attack, phase by phase."""
         history: tuple[Moment, ...] = ()
         iterates: tuple[Iterate, ...] = ()
-        start: Start | None = None
-        result: Reconstruction | None = None
+        found: list[tuple[Reconstruction, GradientMatching]] = []
         done, seconds = 0, 0.0
-        for number, given in enumerate(self.phases):
-            if isinstance(given, GradientMatching):
-                phase = given
-            elif result is not None:
-                began = time.perf_counter()
-                following = given(result)
-                seconds += time.perf_counter() - began
-                if following is None:
-                    continue
-                phase = following
-            else:
-                raise ConfigError("the first phase has nothing before it to depend on")
-            counting = _counting(watch, done, done + phase.total_steps)
-            label = f"phase {number}, "
-            result = phase(observation, seed=seed, start=start, watch=counting, journal=journal, label=label)
-            history += tuple(
-                moment._replace(iteration=moment.iteration + done, seconds=moment.seconds + seconds)
-                for moment in result.history
-            )
-            iterates += tuple(
-                iterate._replace(iteration=iterate.iteration + done, seconds=iterate.seconds + seconds)
-                for iterate in result.iterates
-            )
-            done, seconds = done + result.iterations, seconds + result.seconds
-            if result.status != "completed":
+        for number, phase in enumerate(self.phases):
+            began = time.perf_counter()
+            tries = _tries(phase, found[-1] if found else None)
+            seconds += time.perf_counter() - began
+            start = _start(observation, found[-1][0]) if found else None
+            results: list[tuple[Reconstruction, GradientMatching]] = []
+            for index, attack in enumerate(tries):
+                counting = _counting(watch, done, done + sum(one.total_steps for one in tries[index:]))
+                label = f"phase {number}, " if len(tries) == 1 else f"phase {number}, try {index}, "
+                result = attack(observation, seed=seed, start=start, watch=counting, journal=journal, label=label)
+                history += tuple(
+                    moment._replace(iteration=moment.iteration + done, seconds=moment.seconds + seconds)
+                    for moment in result.history
+                )
+                iterates += tuple(
+                    iterate._replace(iteration=iterate.iteration + done, seconds=iterate.seconds + seconds)
+                    for iterate in result.iterates
+                )
+                done, seconds = done + result.iterations, seconds + result.seconds
+                results.append((result, attack))
+                if result.status == "interrupted":
+                    break
+            if not results:
+                continue
+            best, attack = min(results, key=lambda pair: _rank(pair[0]))
+            if results[-1][0].status == "interrupted":
+                best = replace(best, status="interrupted")
+            found.append((best, attack))
+            if best.status != "completed":
                 break
-            start = Start(
-                images=observation.image.normalize(result.images), labels=result.labels, variables=result.variables
-            )
-        if result is None:
+        if not found:
             raise ConfigError("expected at least one phase, got none")
-        return replace(result, iterations=done, seconds=seconds, history=history, iterates=iterates)
+        return replace(found[-1][0], iterations=done, seconds=seconds, history=history, iterates=iterates)
+
+
+def _tries(phase: Phase, before: tuple[Reconstruction, GradientMatching] | None) -> tuple[GradientMatching, ...]:
+    if isinstance(phase, GradientMatching):
+        return (phase,)
+    if isinstance(phase, tuple):
+        return phase
+    if before is None:
+        raise ConfigError("the first phase has nothing before it to depend on")
+    following = phase(*before)
+    return () if following is None else (following,)
+
+
+def _start(observation: Observation, result: Reconstruction) -> Start:
+    return Start(images=observation.image.normalize(result.images), labels=result.labels, variables=result.variables)
 
 
 def _shown(steps: int, observation: Observation) -> set[int]:

@@ -42,6 +42,8 @@ class Reconstruction:
     iterates: tuple[Iterate, ...] = field(default=(), repr=False)
     learned: dict[str, Any] = field(default_factory=dict)
     """What the replay learned of the client's path, such as SME's position."""
+    layer_weights: dict[str, float] = field(default_factory=dict, repr=False)
+    """Of each layer in the distance at the end; empty where an attack has no layers to weigh."""
     variables: dict[str, Tensor] = field(default_factory=dict, repr=False)
     """What a later phase continues from, other than images: latents, label logits."""
 

@@ -12,28 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undelta.attacker.attacks.strongest import Composite
-from undelta.attacker.matching import Attack, GradientMatching
-from undelta.attacker.reconstruction import Reconstruction
-from undelta.attacker.weights import ErrorEnhanced
 from undelta.audit.record import Record, describe_scenario, finite, versions
 from undelta.audit.trial import Outcome, Trial
 from undelta.evaluation.metrics import psnr, ssim
-from undelta.observation import Observation
-from undelta.seeding import stream
-from undelta.updates import layers_of, layers_within
 
 
 def finished_record(trial: Trial, outcome: Outcome) -> Record:
     """The record of a trial that ran, as an audit keeps it."""
+    result = outcome.reconstruction
+    weights = result.layer_weights if result.status == "completed" else {}
     return {
         **outcome.record,
         **_names(trial),
         "error": None,
         "curve": _curve(outcome),
-        "layer_weights": layer_weights(
-            outcome.attack, outcome.observation, outcome.reconstruction, seed=outcome.record["seed"]
-        ),
+        "layer_weights": weights or None,
     }
 
 
@@ -98,33 +91,3 @@ def _curve(outcome: Outcome) -> list[dict[str, Any]]:
         moment = {"iteration": iterate.iteration, "seconds": iterate.seconds}
         curve.append({**moment, **{name: finite(value) for name, value in means.items()}})
     return curve
-
-
-def layer_weights(
-    attack: Attack, observation: Observation, reconstruction: Reconstruction, *, seed: int
-) -> dict[str, float] | None:
-    """The weight of each layer in the attack's distance at the end; None where an attack has no layers to weigh.
-
-    The paper's enhanced weights depend on the current dummy update. They are those of the final images, replayed
-    once more with mini-batches drawn anew.
-    """
-    method = _last_method(attack, observation)
-    if method is None or reconstruction.status != "completed":
-        return None
-    replay = method.replay(observation, stream("attacker", seed, "layer weights"))
-    target = replay.target
-    layers = layers_within(layers_of(replay.network.model), target)
-    dummy = target
-    if isinstance(method.weights, ErrorEnhanced):
-        dummy = replay(observation.image.normalize(reconstruction.images), reconstruction.labels).update
-    weights = method.weights(layers, dummy, target)
-    return {layer.name: weight for layer, weight in zip(layers, weights.tolist(), strict=True)}
-
-
-def _last_method(attack: Attack, observation: Observation) -> GradientMatching | None:
-    """The gradient matching that gave the final images."""
-    if isinstance(attack, Composite):
-        # As the composite itself decides: without a path to roll out, its first phase is the last.
-        single = observation.unknown or observation.training.epochs * observation.training.batches == 1
-        return attack.midpoint if single else attack.rollout
-    return attack if isinstance(attack, GradientMatching) else None

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Attack, Watch
+from undelta.attacker.matching import Watch
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.audit.config import make_attack
 from undelta.audit.record import (
@@ -79,7 +79,6 @@ class Outcome:
 
     record: Record
     private: Private
-    attack: Attack
     observation: Observation = field(repr=False)
     reconstruction: Reconstruction
     score: Score
@@ -122,7 +121,6 @@ def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str
     return Outcome(
         record=with_privacy(with_score(record, result), trial.scenario),
         private=private,
-        attack=attack,
         observation=observation,
         reconstruction=reconstruction,
         score=result,

@@ -1,13 +1,17 @@
 """Our own composite: the worst case that an auditor should report. What each part gave is in docs/strongest.md.
 
-First the mean gradient at the path's midpoint, which is cheap and soon good; then the client's whole path, rolled out
-from θ on the dummy images themselves in a few macro-steps, which removes the midpoint's systematic error.
+First the mean gradient at the path's midpoint, which is cheap and soon good, with layers weighted alike and by rising
+ramps; what explains the update better goes on. Then the client's whole path, rolled out from θ on the dummy images
+themselves in a few macro-steps, which removes the midpoint's systematic error; where the path is so straight that there
+is none, the midpoint phase goes on instead.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
 
 from undelta.attacker.distances import mismatch
 from undelta.attacker.journal import Journal
@@ -17,14 +21,20 @@ from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import BatchNormStatistics, Source, TotalVariation
 from undelta.attacker.pruned import sent_entries
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep
-from undelta.attacker.weights import Ramps
+from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep, ReplayPart
+from undelta.attacker.weights import PAPER_Q, Ramps, Uniform, WeightsPart
+from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.seeding import stream
 from undelta.updates import Update, inner
 
+FLAT, RISING = Uniform(), Ramps(conv=PAPER_Q.conv, norm=PAPER_Q.norm, linear=PAPER_Q.linear)
+# Early layers see the pixels; on an exact replay their share of the update is worth more, if flat weights did well.
+FALLING = Ramps(conv=0.1, norm=0.1, linear=0.1)
+
 MACRO_STEPS = (5, 10, 20)
 RESOLVED = 0.01  # twice as many macro-steps change the simulated update by no more than this cosine distance
+STRAIGHT = 0.001  # the first macro-steps change the midpoint's gradient by no more than this
 
 AGREE = 0.1  # lengths of one path in few and in twice as many macro-steps, if they resolve it
 CLIPPED = 1.5  # times shorter than its path: an update that its client did not send whole
@@ -40,6 +50,8 @@ class Composite:
 
     midpoint: GradientMatching
     rollout: GradientMatching
+    weights: tuple[WeightsPart, ...]
+    """Of the layers; all are tried in the midpoint phase."""
     macro_steps: int | None
     """None: chosen by step doubling on the midpoint phase's images, without any truth."""
 
@@ -53,40 +65,50 @@ class Composite:
     ) -> Reconstruction:
         """Attack; where E or η is unknown there is no path to roll out, and the midpoint phase stands alone."""
         training = observation.training
+        midpoint = self.midpoint
+        if not observation.unknown and training.epochs * training.batches == 1:
+            midpoint = replace(midpoint, replay=OneStep())  # scenario 1: one gradient at θ is the whole truth
 
-        def further_out(guess: Reconstruction) -> GradientMatching | None:
+        def further_out(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
             stretch = path_stretch(observation, guess)
             if stretch < CLIPPED:
                 return None
-            return replace(self.midpoint, replay=OneStep(position=0.5, stretch=stretch), restarts=1)
+            return replace(by, replay=OneStep(position=0.5, stretch=stretch), restarts=1)
 
-        def rollout(guess: Reconstruction) -> GradientMatching:
-            if training.epochs == 1:
-                return replace(self.rollout, replay=FullRollout())  # scenario 3: exact
-            count = self.macro_steps or resolving_steps(observation, guess)
+        def rollout(guess: Reconstruction, by: GradientMatching) -> GradientMatching:
+            weights = FALLING if by.weights == FLAT else by.weights
+            if training.epochs == 1 and training.batches > 1:  # scenario 3: exact
+                return replace(self.rollout, replay=FullRollout(), weights=weights)
+            count = self.macro_steps or resolving_steps(observation, guess, by.replay)
+            if not count:  # with the rollout's time
+                steps = MACRO_STEPS[0] * self.rollout.steps
+                return replace(by, optimizer=self.rollout.optimizer, steps=steps, restarts=1)
             # Without mini-batches as many steps as epochs are exact (scenario 2), and more are wrong.
-            return replace(self.rollout, replay=CoarseRollout(steps=min(count, training.epochs * training.batches)))
+            count = min(count, training.epochs * training.batches)
+            return replace(self.rollout, replay=CoarseRollout(steps=count), weights=weights)
 
-        phases: Phases
-        if observation.unknown:
-            phases = Phases(phases=(self.midpoint,))
-        elif training.epochs * training.batches == 1:  # scenario 1: one gradient at θ is the whole truth
-            exact = replace(self.midpoint, replay=OneStep(), steps=self.midpoint.steps + self.rollout.steps)
-            phases = Phases(phases=(exact,))
-        else:
-            phases = Phases(phases=(self.midpoint, further_out, rollout))
+        tries = tuple(replace(midpoint, weights=weights) for weights in self.weights)
+        phases = Phases(phases=(tries,) if observation.unknown else (tries, further_out, rollout))
         return phases(observation, seed=seed, watch=watch, journal=journal)
 
 
-def resolving_steps(observation: Observation, guess: Reconstruction) -> int:
-    """The smallest number of macro-steps that resolves the path of these dummy images: twice as many agree."""
+def resolving_steps(observation: Observation, guess: Reconstruction, midpoint: ReplayPart) -> int:
+    """The smallest number of macro-steps that resolves the path of these dummy images: twice as many agree.
 
-    def simulated(count: int) -> Update:
-        replay = CoarseRollout(steps=count)(observation, stream("attacker", "resolving"))
+    Zero where the path is straight: the midpoint's gradient says the same.
+    """
+
+    def simulated(part: ReplayPart) -> Update:
+        replay = part(observation, stream("attacker", "resolving"))
         return replay(observation.image.normalize(guess.images), guess.labels).update
 
-    for count in MACRO_STEPS[:-1]:
-        if mismatch(simulated(count), simulated(2 * count)) <= RESOLVED:
+    most = observation.training.epochs * observation.training.batches
+    finer = simulated(CoarseRollout(steps=min(MACRO_STEPS[0], most)))
+    if mismatch(simulated(midpoint), finer) <= STRAIGHT:
+        return 0
+    for count, twice in pairwise(MACRO_STEPS):
+        coarse, finer = finer, simulated(CoarseRollout(steps=min(twice, most)))
+        if mismatch(coarse, finer) <= RESOLVED:
             return count
     return MACRO_STEPS[-1]
 
@@ -117,6 +139,7 @@ def strongest(
     rollout_steps: int = 160,
     rollout_rate: float = 0.7,
     macro_steps: int | None = None,
+    weights: Literal["both", "flat", "rising"] = "both",
     tv: float = 0.01,
     bn: float = 0.001,
     bn_source: Source = "auto",
@@ -124,13 +147,15 @@ def strongest(
     labels: str = "auto",
     masked: bool = True,
 ) -> Composite:
-    """Match the mean gradient at the path's midpoint, then roll the whole path out coarsely.
+    """Match the mean gradient at the path's midpoint, then roll the whole path out coarsely unless it is straight.
 
     Args:
         steps: Iterations of the midpoint phase.
-        rollout_steps: Iterations of the rollout phase, each as dear as ``macro_steps`` of the first.
+        rollout_steps: Iterations of the rollout phase, each as dear as ``macro_steps`` of the first; where the path is
+            straight, the first phase goes on for five times as many.
         rollout_rate: Adam's rate in the rollout phase; a short phase wants less.
         macro_steps: Full-batch steps that stand for the client's whole path; chosen by step doubling if not given.
+        weights: Of the layers in the midpoint phase: alike, the paper's rising ramps, or what matches better of both.
         tv: Weight of total variation.
         bn: Weight of the BatchNorm prior.
         bn_source: Whose statistics the prior trusts.
@@ -144,8 +169,11 @@ def strongest(
     >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
     >>> reconstruction = strongest(steps=6, rollout_steps=4)(observation, seed=0)
     >>> reconstruction.iterations, len(reconstruction.labels)
-    (10, 2)
+    (16, 2)
     """
+    choices: dict[str, tuple[WeightsPart, ...]] = {"both": (FLAT, RISING), "flat": (FLAT,), "rising": (RISING,)}
+    if weights not in choices:
+        raise ConfigError(f"expected weights {', '.join(choices)}, got {weights!r}")
     priors = (TotalVariation(weight=tv), BatchNormStatistics(weight=bn, source=bn_source))
     midpoint = GradientMatching(
         replay=OneStep(position=0.5),
@@ -159,12 +187,10 @@ def strongest(
     )
     rollout = GradientMatching(
         replay=CoarseRollout(steps=MACRO_STEPS[0]),
-        # Early layers see the pixels; on an exact replay their share of the update is worth more.
-        weights=Ramps(conv=0.1, norm=0.1, linear=0.1),
         priors=priors,
         optimizer=Adam(learning_rate=rollout_rate),
         schedule=cosine_decay,
         steps=rollout_steps,
         masked=masked,
     )
-    return Composite(midpoint=midpoint, rollout=rollout, macro_steps=macro_steps)
+    return Composite(midpoint=midpoint, rollout=rollout, weights=choices[weights], macro_steps=macro_steps)
