@@ -124,7 +124,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "ResNet-18, BatchNorm train": {"model": "resnet18", "model_arguments": {"width": 8}, "learning_rate": 0.004},
     FULL_WIDTH: {"model": "resnet8", "learning_rate": 8e-4, "norm_mode": "eval", "image_size": 16},
 }
-SHORT: dict[str, Any] = {"steps": 150, "rollout_steps": 60}
+SHORT: dict[str, Any] = {"steps": 100, "rollout_steps": 40}
 
 
 def consensus(members: int) -> Composite:
@@ -139,7 +139,7 @@ VARIANTS: dict[str, Composite] = {
     "flat weights only": strongest(**SHORT, weights="flat"),
     "rising weights only": strongest(**SHORT, weights="rising"),
     "a rollout even of straight paths": strongest(**SHORT, macro_steps=5),
-    "without the rollout": strongest(steps=450, rollout_steps=1),
+    "without the rollout": strongest(steps=300, rollout_steps=1),
     "no BatchNorm prior": strongest(**SHORT, bn=0.0),
     "BatchNorm prior 0.01": strongest(**SHORT, bn=0.01),
     "the server's statistics": strongest(**SHORT, bn_source="server"),

@@ -1,0 +1,87 @@
+"""Quality on the way, drawn from files that hold it; computed after the runs, never used by an attack.
+
+    python benchmarks/curves.py time docs/results/confirm.json --out docs/results/confirm.svg
+    python benchmarks/curves.py paper docs/results/paper-cell.json --out docs/results
+
+The first is PSNR over time in units of SME's, from what `attacks.py` wrote. The second is each metric over iterations
+of an audit's trial of AWA beside the figure that the paper prints for the same case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from undelta.recording import write_bytes
+from undelta.report.charts import Series, chart
+from undelta.report.svg import svg
+from undelta.reproduce.published import AWA, COMPARISON, Case
+from undelta.reproduce.results import QUALITY
+
+SIZE = (760, 320)
+TICKS = ((0.02, "0.02"), (0.05, "0.05"), (0.1, "0.1"), (0.2, "0.2"), (0.5, "0.5"), (1.0, "1"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("time", "paper"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    content = json.loads(options.file.read_text())
+    if options.what == "time":
+        write_bytes(options.out, over_time(content["records"]).encode())
+    else:
+        for metric in QUALITY:
+            write_bytes(options.out / f"{options.file.stem}-{metric}.svg", over_iterations(content, metric).encode())
+
+
+def over_time(records: list[dict[str, Any]]) -> str:
+    """A line per attack and seed; the time of a seed's own SME run is 1."""
+    unit = {record["seed"]: record["seconds"] for record in records if record["name"] == "sme"}
+    means: dict[str, list[float]] = {}
+    for record in records:
+        means.setdefault(record["name"], []).append(record["psnr"])
+    names = sorted(means, key=lambda name: -statistics.mean(means[name]))
+    series = []
+    for style, name in enumerate(names):
+        for record in (one for one in records if one["name"] == name):
+            share = [(seconds / unit[record["seed"]], psnr) for seconds, psnr in record["curve"]]
+            points = [(x, psnr) for x, psnr in share if x >= TICKS[0][0]]
+            texts = [f"{name}, seed {record['seed']}: {psnr:.1f} dB after {x:.2f} of SME's time" for x, psnr in points]
+            series.append(Series(name=name, style=style, points=points, texts=texts, marks=False))
+    drawn = chart("PSNR over time", "time, SME's is 1", "PSNR in dB", series, x_values=TICKS, log_x=True, size=SIZE)
+    assert drawn is not None
+    return svg(drawn)
+
+
+def over_iterations(record: dict[str, Any], metric: str) -> str:
+    """One trial's curve and final value, and the paper's figure as a level."""
+    scenario, measure = record["scenario"], QUALITY[metric]
+    case = Case(scenario["num_samples"], scenario["epochs"], scenario["batches"])
+    curve = [*record["curve"], {"iteration": record["iterations"], metric: record[metric]}]
+    points = [(float(moment["iteration"]), moment[metric]) for moment in curve if moment.get(metric) is not None]
+    level = getattr(COMPARISON[case][AWA], metric)
+    texts = [f"iteration {x:.0f}: {measure.show(y)}" for x, y in points]
+    printed = [(0.0, level), (float(record["iterations"]), level)]
+    series = [
+        Series(name="here", style=0, points=points, texts=texts),
+        Series(
+            name="the paper after 10 000",
+            style=7,
+            points=printed,
+            texts=[f"paper: {measure.show(level)}"] * 2,
+            marks=False,
+        ),
+    ]
+    y_title = f"{measure.title} in dB" if metric == "psnr" else measure.title
+    drawn = chart(f"AWA at {case}: {measure.title}", "iteration", y_title, series, size=SIZE)
+    assert drawn is not None
+    return svg(drawn)
+
+
+if __name__ == "__main__":
+    main()
