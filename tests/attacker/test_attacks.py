@@ -142,6 +142,14 @@ def test_an_interrupted_attack_returns_what_it_has(attack: Attack, observation: 
     check_sound(result, observation)
 
 
+def test_an_interruption_ends_all_tries_and_keeps_the_best(observation: Observation) -> None:
+    tries = Phases(phases=((awa(steps=12), awa(steps=12, learning_rate=1e-9), awa(steps=12)),))
+    result = tries(observation, watch=interrupt_at(12 + 10))
+    assert result.status == "interrupted"
+    assert result.iterations - (12 + 10) in (0, 1)
+    assert torch.equal(result.images, awa(steps=12)(observation).images)
+
+
 def test_an_interruption_ends_all_restarts(observation: Observation) -> None:
     result = awa(steps=12, restarts=5)(observation, watch=interrupt_at(12 + 10))
     assert result.status == "interrupted"

@@ -169,6 +169,9 @@ def test_the_midpoint_of_a_clipped_update_is_looked_for_further_out(monkeypatch:
     for name, value in observation.initial.items():
         moves = [replay.start[name] - value for replay in (first, second)]
         torch.testing.assert_close(moves[1], 2 * CLIPPED * moves[0], rtol=1e-3, atol=1e-6)
+    single = replace(SCENARIO, epochs=1, batches=1)
+    *_, last = replays_of(disclose(single.draw(0), single), monkeypatch)
+    assert all(torch.equal(last.start[name], value) for name, value in observation.initial.items())  # not of one step
     monkeypatch.setattr(MODULE, "path_stretch", lambda *_: 0.9 * CLIPPED)
     assert len(replays_of(observation, monkeypatch)) == 3
 

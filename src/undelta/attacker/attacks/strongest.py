@@ -65,27 +65,27 @@ class Composite:
     ) -> Reconstruction:
         """Attack; where E or η is unknown there is no path to roll out, and the midpoint phase stands alone."""
         training = observation.training
+        most = training.epochs * training.batches
         midpoint = self.midpoint
-        if not observation.unknown and training.epochs * training.batches == 1:
+        if not observation.unknown and most == 1:
             midpoint = replace(midpoint, replay=OneStep())  # scenario 1: one gradient at θ is the whole truth
+        as_long = MACRO_STEPS[0] * self.rollout.steps  # with one gradient each, as costly as a rollout
 
         def further_out(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
             stretch = path_stretch(observation, guess)
-            if stretch < CLIPPED:
+            if most == 1 or stretch < CLIPPED:
                 return None
             return replace(by, replay=OneStep(position=0.5, stretch=stretch), restarts=1)
 
         def rollout(guess: Reconstruction, by: GradientMatching) -> GradientMatching:
             weights = FALLING if by.weights == FLAT else by.weights
-            if training.epochs == 1 and training.batches > 1:  # scenario 3: exact
-                return replace(self.rollout, replay=FullRollout(), weights=weights)
+            if training.epochs == 1 < training.batches:  # scenario 3: exact
+                return replace(self.rollout, replay=FullRollout(), weights=weights, steps=as_long)
             count = self.macro_steps or resolving_steps(observation, guess, by.replay)
-            if not count:  # with the rollout's time
-                steps = MACRO_STEPS[0] * self.rollout.steps
-                return replace(by, optimizer=self.rollout.optimizer, steps=steps, restarts=1)
+            if not count:
+                return replace(by, optimizer=self.rollout.optimizer, steps=as_long, restarts=1)
             # Without mini-batches as many steps as epochs are exact (scenario 2), and more are wrong.
-            count = min(count, training.epochs * training.batches)
-            return replace(self.rollout, replay=CoarseRollout(steps=count), weights=weights)
+            return replace(self.rollout, replay=CoarseRollout(steps=min(count, most)), weights=weights)
 
         tries = tuple(replace(midpoint, weights=weights) for weights in self.weights)
         phases = Phases(phases=(tries,) if observation.unknown else (tries, further_out, rollout))
@@ -151,8 +151,8 @@ def strongest(
 
     Args:
         steps: Iterations of the midpoint phase.
-        rollout_steps: Iterations of the rollout phase, each as dear as ``macro_steps`` of the first; where the path is
-            straight, the first phase goes on for five times as many.
+        rollout_steps: Iterations of the rollout phase, each as dear as ``macro_steps`` of the first; five times as many
+            where the path is straight, so that the first phase goes on, or a single epoch.
         rollout_rate: Adam's rate in the rollout phase; a short phase wants less.
         macro_steps: Full-batch steps that stand for the client's whole path; chosen by step doubling if not given.
         weights: Of the layers in the midpoint phase: alike, the paper's rising ramps, or what matches better of both.
