@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -92,7 +93,13 @@ def test_an_advantage_is_paired_by_seed_and_knows_its_spread() -> None:
     spread = advantage(noisy.at(row, "AWA"), noisy.at(row, "linear weights"), "psnr")
     assert spread is not None
     assert spread.mean == pytest.approx(0.1)
+    assert spread.error == pytest.approx(1 / math.sqrt(3))  # differences deviate by 1 dB, their mean by less
     assert spread.sign == 0
+    # Better by -0.3, 0.7 and 1.7 dB: within the deviation of the differences, beyond that of their mean.
+    noisy = results(ABLATION, lambda cell, seed: (10 + (seed - 0.3) * (cell.method == "AWA"), 0.5, 0.5))
+    beyond = advantage(noisy.at(row, "AWA"), noisy.at(row, "linear weights"), "psnr")
+    assert beyond is not None
+    assert beyond.sign == 1
     assert advantage(noisy.at(row, "AWA"), Measured(cell=noisy.at(row, "AWA").cell, entries=()), "psnr") is None
 
 
