@@ -115,6 +115,13 @@ def test_counters_that_averaging_made_fractions_are_rounded(before: State) -> No
     assert int(state["norm1.num_batches_tracked"]) == 4
 
 
+def test_a_counter_of_truth_values_counts_zero_or_one(before: State) -> None:
+    told = {name: tensor if tensor.is_floating_point() else torch.tensor(True) for name, tensor in before.items()}
+    state, _ = fit(told, model(), where="before")
+    counter = state["norm1.num_batches_tracked"]
+    assert (int(counter), counter.dtype) == (1, torch.int64)
+
+
 def test_counters_of_old_checkpoints_may_be_missing(before: State) -> None:
     old = {name: tensor for name, tensor in before.items() if tensor.is_floating_point()}
     state, notes = fit(old, model(), where="before")
@@ -191,6 +198,19 @@ def test_values_that_are_not_finite_are_refused(before: State) -> None:
     after = moved(before)
     after["fc1.bias"][0] = torch.nan
     assert "'fc1.bias': 1 of 3 values are NaN or infinite" in refusal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("counter", "kind"),
+    [
+        (torch.tensor(1 + 0j), "complex64"),
+        (torch.tensor(torch.nan), "float32"),
+        (torch.tensor(torch.inf, dtype=torch.float64), "float64"),
+    ],
+)
+def test_counters_that_count_nothing_are_refused(before: State, counter: Tensor, kind: str) -> None:
+    after = {**moved(before), "norm1.num_batches_tracked": counter}
+    assert f"after, 'norm1.num_batches_tracked': expected whole numbers, got {kind}" in refusal(before, after)
 
 
 def test_integers_where_weights_belong_are_refused(before: State) -> None:

@@ -14,15 +14,17 @@ from torch import nn
 
 from undelta.audit import defend, utility
 from undelta.audit.defend import defend_job, load_file, plan_of
-from undelta.audit.ladder import REFERENCE, ladder, noise_for
+from undelta.audit.ladder import REFERENCE, ladder, noise_for, reference
 from undelta.audit.plan import load_plan
 from undelta.audit.record import versions
 from undelta.audit.tradeoff import Point, compare, print_tradeoff, sentences
 from undelta.audit.utility import Federation, accuracy, measure, measure_all
 from undelta.client.defenses import DEFENSES, DpSgd
+from undelta.client.disclose import disclose
 from undelta.client.federation import federate, initial_model
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
+from undelta.updates import difference, inner
 
 SCENARIO = Scenario(
     data="digits",
@@ -179,6 +181,40 @@ def test_the_ladder_has_every_defense_and_the_plain_fields() -> None:
     assert notes == []
 
 
+def rung_of(scenario: Scenario, name: str) -> dict[str, Any] | None:
+    return next((rung for rung in ladder(scenario, seed=0)[0] if rung["name"] == name), None)
+
+
+def test_the_ladder_offers_twice_the_mini_batches_where_every_client_can_fill_them() -> None:
+    name = "twice the mini-batches"
+    assert rung_of(SCENARIO, name) == {"name": name, "batches": 4}
+    assert rung_of(replace(SCENARIO, batches=4), name) == {"name": name, "batches": 8}  # one image each
+    assert rung_of(replace(SCENARIO, batches=5), name) is None
+    assert rung_of(replace(SCENARIO, client_samples=(8, 3, 8)), name) is None
+
+
+def test_the_ladder_offers_averages_of_more_clients_than_the_scenario_averages() -> None:
+    def averages(**fields: Any) -> list[int]:
+        rungs, _ = ladder(replace(SCENARIO, **fields), seed=0)
+        return [rung["aggregate"] for rung in rungs if "aggregate" in rung]
+
+    assert averages() == [2, 3]  # there are but three
+    assert averages(clients=8) == [2, 4]
+    assert averages(clients=8, aggregate=2) == [4]
+    assert averages(clients=8, aggregate=4) == []
+    assert averages(clients=1, participants=1) == []
+
+
+def test_the_level_of_noise_is_as_long_as_what_the_scenario_itself_sends() -> None:
+    own = replace(SCENARIO, defenses=({"defense": "clipping", "norm": 0.02},))
+    noise = replace(own, defenses=tuple(reference(own)["defenses"]))
+    observation = disclose(noise.draw(0), noise)
+    update = difference(observation.received, observation.initial, list(observation.received))
+    assert float(inner(update, update).sqrt()) == pytest.approx(0.02, rel=1e-4)
+    clipped = [rung["defenses"][-1]["norm"] for rung in ladder(own, seed=0)[0] if rung["name"].startswith("clipping")]
+    assert clipped == [0.01, 0.002]
+
+
 def test_the_ladder_of_a_batchnorm_model_offers_groupnorm_and_uses_it_for_dp_sgd() -> None:
     scenario = replace(SCENARIO, model="convnet", model_arguments={"width": 2}, batches=1)
     rungs, notes = ladder(scenario, seed=0)
@@ -279,7 +315,7 @@ def test_a_run_from_start_to_end(finished: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for word in ("private", "epsilon", "accuracy", REFERENCE.split()[0]):
         assert word in shown
-    assert any("From the undefended update" in line for line in sentences(done.tradeoff))
+    assert any("From the scenario's own update" in line for line in sentences(done.tradeoff))
 
 
 def test_a_second_run_does_nothing_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from undelta.client.datasets import SOURCES, open_dataset, pick
+from undelta.client.datasets import SOURCES, open_dataset, origin_of, pick
 from undelta.errors import DataError
 
 SEED = 3
@@ -54,6 +54,14 @@ def test_patches_are_the_photographs_cut_into_a_grid() -> None:
     first = data.draw([36], 8)
     first.zero_()  # what a caller does to its images stays its own affair
     assert torch.equal(data.draw([36], 8)[0], cat[0])
+
+
+def test_sources_have_an_origin_in_common_only_if_they_share_pictures(tmp_path: Path) -> None:
+    assert origin_of("patches") == origin_of("photos")
+    assert len({origin_of(name) for name in SOURCES}) == len(SOURCES) - 1
+    assert origin_of("./photos") != origin_of("photos")  # a folder of that name
+    assert origin_of(f"{tmp_path}/a/..") == origin_of(str(tmp_path))
+    assert origin_of("~nobody-of-that-name/a") == "~nobody-of-that-name/a"
 
 
 def test_faces_come_before_background_and_are_labeled_1() -> None:

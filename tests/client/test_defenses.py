@@ -350,6 +350,20 @@ def test_soteria_prunes_what_a_brute_force_jacobian_says() -> None:
     assert {j for j in range(9) if (slopes[-2][:, j] == 0).all()} >= pruned
 
 
+def test_soteria_refuses_a_model_that_does_not_use_its_last_linear_layer() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(4, 3), nn.Linear(3, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.used(images.flatten(1))  # type: ignore[no-any-return]
+
+    training = LocalTraining(epochs=1, batches=1, learning_rate=0.1)
+    with pytest.raises(ConfigError, match="last linear layer, which this model does not use"):
+        Soteria(ratio=0.5).gradients(Spare(), torch.rand(2, 1, 2, 2), torch.tensor([0, 1]), training)
+
+
 def test_soteria_refuses_a_model_without_a_linear_layer() -> None:
     with pytest.raises(ConfigError, match="last linear layer"):
         last_linear(nn.Conv2d(1, 1, 3))

@@ -130,6 +130,23 @@ def test_eval_mode_is_no_obstacle(scenario: Scenario) -> None:
     assert disclose(scenario.draw(0), private(replace(scenario, norm_mode="eval"), noise_multiplier=1.0)).received
 
 
+@pytest.mark.parametrize("multiplier", [-1.0, 9e-4, 1.1e6, float("inf"), float("nan")])
+def test_noise_that_cannot_be_accounted_for_is_refused(multiplier: float) -> None:
+    with pytest.raises(ConfigError, match=r"expected 0.001 <= noise_multiplier <= 1e\+06, got"):
+        DpSgd(noise_multiplier=multiplier)
+
+
+@pytest.mark.parametrize("multiplier", [1e-3, 1e6])
+def test_the_least_and_the_most_noise_have_a_finite_epsilon(scenario: Scenario, multiplier: float) -> None:
+    epsilon = DpSgd(noise_multiplier=multiplier).epsilon(scenario.training, rounds=1)
+    assert epsilon is not None
+    assert 0 <= epsilon < float("inf")
+
+
+def test_no_noise_is_allowed_and_promises_nothing(scenario: Scenario) -> None:
+    assert DpSgd(noise_multiplier=0.0).epsilon(scenario.training, rounds=1) is None
+
+
 def test_a_missing_opacus_is_one_line_that_names_the_extra(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus", None)
     with pytest.raises(ConfigError, match=r'^dp_sgd needs Opacus: pip install "undelta\[dp\]"$'):

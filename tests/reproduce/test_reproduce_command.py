@@ -17,13 +17,20 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from undelta.audit.config import load_scenario
 from undelta.audit.plan import Plan
-from undelta.cli import app
-from undelta.errors import UndeltaError
+from undelta.cli import app, main
+from undelta.errors import ConfigError, UndeltaError
 from undelta.report import write_report
 from undelta.reproduce import job
 from undelta.reproduce.job import Asked, make_plan, reproduce_job
-from undelta.reproduce.reproductions import REPRODUCTIONS
+from undelta.reproduce.published import AWA
+from undelta.reproduce.reproductions import REPRODUCTIONS, cells_of
+from undelta.reproduce.scales import SCALES, Scale
+from undelta.reproduce.tuned import MARKS, tune
+from undelta.tuning import jobs
+from undelta.tuning.plan import PLAN
+from undelta.tuning.study import JOURNAL
 
 CLOCK = ("seconds", "seconds_per_iteration", "peak_memory_mb", "date")
 
@@ -200,6 +207,70 @@ def test_a_tunings_history_is_drawn_and_its_weights_stand_beside_the_papers(plan
     assert done.claims["tuning"][0].outcome == "holds"
 
 
+def test_a_tunings_trials_are_shown_whatever_ended_the_run_that_made_them(plan: Plan, half_done: Path) -> None:
+    (half_done / "audit.toml").write_text(plan.text.replace('names = ["ablation"]', 'names = ["ablation", "tuning"]'))
+    trials = [{"number": n, "value": 0.5 - n / 100, "parameters": {"conv": 7.25 + n}} for n in range(4)]
+    (half_done / "tuning").mkdir()
+    made, shown = half_done / "tuning" / "tuning.json", half_done / "tuning.json"
+    made.write_text(json.dumps({"trials": trials}))
+    done = reproduce_job("tuning", out=half_done, render_only=True)
+    assert shown.read_bytes() == made.read_bytes()
+    assert done.claims["tuning"][0].outcome == "holds"
+    written = shown.stat().st_mtime_ns
+    reproduce_job("tuning", out=half_done, render_only=True)
+    assert shown.stat().st_mtime_ns == written
+    made.write_text(json.dumps({"trials": trials[:3]}))  # of which the last is random
+    assert reproduce_job("tuning", out=half_done, render_only=True).claims["tuning"][0].outcome == "not measured"
+
+
+# Tuning before the trials
+
+
+class Enough(Exception):
+    """Instead of work."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a tuning is asked for; none is run, and no trial either."""
+    options: dict[str, Any] = {}
+
+    def stop(*words: object, **_: object) -> None:
+        raise Enough
+
+    monkeypatch.setattr(jobs, "tune_job", lambda source, **given: options.update(given, source=source))
+    monkeypatch.setattr(job, "run_plan", stop)
+    return options
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_a_tuning_is_the_papers_procedure_with_the_scales_numbers(
+    asked: dict[str, Any], tmp_path: Path, scale: Scale
+) -> None:
+    tune(scale, tmp_path, data="faces", seed=3, workers=2, threads=1, checkpoint_seconds=5.0)
+    assert asked["prune"] is False  # the paper evaluates every trial in full
+    assert (asked["trials"], asked["random"]) == (scale.tuning_trials, scale.tuning_random)
+    assert (asked["steps"], asked["seed"], asked["workers"]) == (scale.tuning_iterations, 3, 2)
+    assert asked["arguments"] == {"learning_rate": scale.attack_rate, **scale.priors}
+    assert not {"box", "objective", "attack"} & set(asked)  # f(Q) of AWA in the paper's box, unless said otherwise
+    # As the trials of the paper's Q in the same scenario, but for the iterations.
+    cells = cells_of(REPRODUCTIONS["tuning"], scale, data="faces", seeds=(3,))
+    (trial,) = next(cell.trials for cell in cells if cell.method == AWA)
+    assert load_scenario(asked["source"]) == trial.scenario
+    assert {**asked["arguments"], "steps": trial.arguments["steps"]} == trial.arguments
+
+
+@pytest.mark.parametrize(("workers", "used"), [(None, 1), (3, 3)])
+def test_a_tuning_is_repeatable_unless_more_workers_are_asked_for(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int | None, used: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    with pytest.raises(Enough):
+        reproduce_job("tuning", out=tmp_path / "out", scale="smoke", workers=workers)
+    assert asked["workers"] == used
+
+
 # Mistakes
 
 
@@ -233,6 +304,29 @@ def test_a_directory_keeps_its_scale_and_its_data(half_done: Path) -> None:
     (half_done / "audit.toml").write_text('name = "mine"\n')
     with pytest.raises(UndeltaError, match="holds an audit of something else"):
         reproduce_job("ablation", out=half_done, scale="smoke")
+
+
+def test_the_directory_of_a_tuning_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(MARKS) == {PLAN, JOURNAL}
+    for name in MARKS:
+        out = tmp_path / name.partition(".")[0]
+        out.mkdir()
+        (out / name).touch()
+        monkeypatch.setattr(sys, "argv", ["undelta", "reproduce", "ablation", "--scale", "smoke", "--out", str(out)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert "holds a tuning (`undelta tune`); choose another --out" in capsys.readouterr().err
+        assert [path.name for path in out.iterdir()] == [name]
+
+
+def test_only_what_the_directory_holds_can_be_rendered(half_done: Path) -> None:
+    with pytest.raises(ConfigError, match="holds ablation, not epochs; run `undelta reproduce epochs --out"):
+        reproduce_job("epochs", out=half_done, render_only=True)
+    assert not (half_done / "epochs.md").exists()
+    assert list(reproduce_job("all", out=half_done, render_only=True).claims) == ["ablation"]
 
 
 def test_the_command_lists_and_helps() -> None:

@@ -106,6 +106,14 @@ def test_all_methods_of_the_paper_share_iterations_and_regularizers() -> None:
         assert all(arguments == shared[0] for arguments in shared)
 
 
+def test_geng_knows_the_labels_as_the_others_do() -> None:
+    """The paper takes them as known; without a word GENG would infer its own."""
+    for scale in SCALES.values():
+        geng = [trial for trial in trials(COMPARISON, scale) if trial.attack == "geng"]
+        assert len(geng) == 10
+        assert {trial.arguments["labels"] for trial in geng} == {"disclosed"}
+
+
 def test_stages_attack_the_same_images_after_more_and_more_rounds() -> None:
     asked = cells(STAGES, SMOKE, data="faces")
     found = [trial.scenario for cell in asked for trial in cell.trials if trial.attack == "awa"]

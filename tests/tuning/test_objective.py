@@ -49,7 +49,7 @@ def test_f_is_the_attacks_own_unweighted_mismatch_at_the_end(observation: Observ
     assert all(history[step] == reported for step, reported in reports.items())
 
 
-def test_long_attacks_are_looked_at_ten_times(observation: Observation) -> None:
+def test_long_attacks_are_looked_at_after_each_tenth_of_the_way(observation: Observation) -> None:
     assert list(value(mismatch(observation, steps=200))[1]) == list(range(20, 200, 20))
 
 

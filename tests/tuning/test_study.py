@@ -239,6 +239,24 @@ def test_hopeless_trials_are_ended_early_and_have_no_value(open_slots: OpenSlots
         assert steps[-1] >= 3  # none before the warm-up is over
 
 
+def test_a_random_trial_runs_on_also_where_later_ones_are_finished(open_slots: OpenSlots) -> None:
+    """As beside other workers, of whom one is slow."""
+    slots = open_slots(total=5, random=2, prune=True)
+    slow, *others = [next_of(slots) for _ in range(4)]
+    for running in others:
+        for step in range(1, 10):
+            running.report(step, 1.0)
+        running.complete(1.0)
+    for step in range(1, 10):
+        slow.report(step, 1000.0)
+    slow.complete(1000.0)
+    hopeless = next_of(slots)
+    for step in range(1, 3):  # the warm-up
+        hopeless.report(step, 1000.0)
+    with pytest.raises(optuna.TrialPruned):
+        hopeless.report(3, 1000.0)
+
+
 def test_nothing_is_pruned_unless_asked(open_slots: OpenSlots, tmp_path: Path) -> None:
     slots = open_slots(total=12, random=4, prune=False)
     evaluate(slots, Bowl(), tmp_path)

@@ -328,6 +328,16 @@ def test_a_mistake_is_one_line_and_leaves_no_results(
     assert out.exists() == ("--storage" in words)
 
 
+@pytest.mark.parametrize(("data", "public"), [("photos", "patches"), ("patches", "photos")])
+def test_public_images_cut_from_the_private_ones_are_refused(
+    source: Path, tmp_path: Path, data: str, public: str
+) -> None:
+    source.write_text(TOML.replace('"digits"', f'"{data}"\nimage_size = 8'))
+    with pytest.raises(ConfigError, match=f"--public {public} is where the scenario's private images come from"):
+        tune_job(source, out=tmp_path / "out", trials=1, steps=1, objective="shadow", public=public)
+    assert not (tmp_path / "out").exists()
+
+
 def test_other_settings_in_the_same_directory_are_refused(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     tune_job(source, out=out, trials=1, steps=2)

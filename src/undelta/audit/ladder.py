@@ -1,8 +1,8 @@
 """The default ladder: every defense at several strengths, fitted to a scenario.
 
-How long an update is depends on model, data and training. So bounds and noise are chosen relative to the undefended
-update of the first client, and the noise of DP-SGD by the epsilon that it gives. The numbers end up in the audit's
-TOML.
+How long an update is depends on model, data and training. So bounds and noise are chosen relative to the update
+that the first client of the scenario sends, with the scenario's own defenses if it has any, and the noise of DP-SGD by
+the epsilon that it gives. The numbers end up in the audit's TOML.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ BITS = (8, 4, 1)
 SOTERIA = (0.4, 0.8)
 MIXUP = (1.0,)
 EPSILONS = (50.0, 8.0, 1.0)  # of one round
+AGGREGATES = (2, 4)
 
 
 def reference(scenario: Scenario) -> Rung:
@@ -87,7 +88,7 @@ def _on_updates(scenario: Scenario, seed: int) -> Iterator[Rung]:
     norm = float(inner(update, update).sqrt())
     spread = norm / math.sqrt(sum(value.numel() for value in update.values()))
     if norm == 0:
-        raise ConfigError("the undefended update is zero, so nothing can be learned from it or with it")
+        raise ConfigError("the scenario's own update is zero, so nothing can be learned from it or with it")
     for share in CLIPPING:
         bound = _round(share * norm)
         yield _rung(scenario, f"clipping {bound:g}", {"defense": "clipping", "norm": bound})
@@ -143,8 +144,9 @@ def _plain_fields(scenario: Scenario) -> Iterator[Rung]:
         yield {"name": "twice the mini-batches", "batches": 2 * scenario.batches}
     yield {"name": "twice the epochs", "epochs": 2 * scenario.epochs}
     yield {"name": "a quarter of the learning rate", "learning_rate": scenario.learning_rate / 4}
-    for count in sorted({min(2, scenario.clients), min(4, scenario.clients)} - {1}):
-        yield {"name": f"secure aggregation of {count}", "aggregate": count}
+    for count in sorted({min(number, scenario.clients) for number in AGGREGATES}):
+        if count > scenario.aggregate:
+            yield {"name": f"secure aggregation of {count}", "aggregate": count}
 
 
 def _round(value: float) -> float:

@@ -170,7 +170,7 @@ def sentences(tradeoff: Tradeoff) -> list[str]:
     undefended = next((point for point in tradeoff.points if point.defense == UNDEFENDED), None)
     if undefended and undefended.psnr is not None and reference.psnr is not None:
         lines.append(
-            f"From the undefended update {undefended.psnr:.1f} dB, from pure noise of the same length "
+            f"From the scenario's own update {undefended.psnr:.1f} dB, from pure noise of the same length "
             f"{reference.psnr:.1f} dB."
         )
     quiet = [point.defense for point in tradeoff.points if point.at_noise_level]

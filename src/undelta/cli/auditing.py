@@ -112,7 +112,9 @@ def reproduce(
     scale: Annotated[str | None, typer.Option(help="smoke, cpu or paper; if not given, what --out has.")] = None,
     data: Annotated[str | None, typer.Option(help="A source of images; the paper scale needs ImageNet's.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="0,1,2", help="A trial of every cell for each.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Trials at a time.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time; if not given, cores, and 1 for tuning.")
+    ] = None,
     engine: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
     threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,

@@ -6,10 +6,12 @@ perhaps as a truth file beside it.
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -17,7 +19,7 @@ from torch import Tensor
 from undelta.audit.record import describe_observation
 from undelta.client.private import Private, save_private
 from undelta.errors import ConfigError, DataError
-from undelta.observation import ImageSpec
+from undelta.observation import ImageSpec, Observation
 from undelta.observing import count_classes, make_model, observe, training_from
 from undelta.parsing import parse
 from undelta.recording import save_observation
@@ -103,10 +105,10 @@ class Recorder:
             tensors.append(("images", private.images))
         path = self._into / f"{name}.safetensors"
         header = 4000 + sum(len(key) + 200 for key, _ in tensors)  # generously
-        self._check_room(path, header + sum(tensor.numel() * tensor.element_size() for _, tensor in tensors))
-        save_observation(observation, path)
-        if private is not None:
-            save_private(private, path.with_name(f"truth-{path.name}"), describe_observation(observation), observation)
+        size = header + sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+        with self._alone():
+            self._check_room(path, size)
+            _write(observation, private, path)
         for note in (*notes, *more):
             self._say(f"undelta: recorded, but note: {note}")
 
@@ -125,6 +127,20 @@ class Recorder:
             )
 
     @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One at a time, also among processes: clients side by side would each find the last free place."""
+        try:
+            handle = os.open(self._into, os.O_RDONLY)
+        except OSError as problem:
+            raise ConfigError(f"cannot write into {self._into}: {problem.strerror}") from problem
+        try:
+            with suppress(OSError):  # some network file systems lock no folders
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    @contextmanager
     def guard(self) -> Iterator[None]:
         """Whatever happens inside ends here: an audit is no reason to lose a federation's round."""
         try:
@@ -138,3 +154,17 @@ class Recorder:
         if reason not in self._said:
             self._said.add(reason)
             self._log.warning(text)
+
+
+def _write(observation: Observation, private: Private | None, path: Path) -> None:
+    """Both files or none: an update without the truth that was to go with it cannot be scored."""
+    save_observation(observation, path)
+    if private is None:
+        return
+    truth = path.with_name(f"truth-{path.name}")
+    try:
+        save_private(private, truth, describe_observation(observation), observation)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        truth.unlink(missing_ok=True)  # of another update, if any
+        raise

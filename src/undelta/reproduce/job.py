@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from undelta.audit.audits import available_cores, run_plan
+from undelta.audit.audits import run_plan
 from undelta.audit.config import make_attack, read_toml, toml_lines
 from undelta.audit.engines import check_engine
 from undelta.audit.plan import Checks, Plan
@@ -25,7 +25,7 @@ from undelta.reproduce.render import Setting, write_reproduction
 from undelta.reproduce.reproductions import REPRODUCTIONS, Reproduction, Weights, cells_of, find_reproductions
 from undelta.reproduce.results import gather
 from undelta.reproduce.scales import SCALES, Scale, find_scale
-from undelta.reproduce.tuned import tune, tuned_weights
+from undelta.reproduce.tuned import MARKS, show_trials, tune, tuned_weights
 
 CLAIMS = "claims.md"
 
@@ -75,7 +75,7 @@ def reproduce_job(
         data: Where images come from; the scale's own source, if not given.
         seeds: One trial of every cell for each; the scale's own, if not given.
         engine: Where workers run.
-        workers: Trials at a time.
+        workers: Trials at a time; those of a tuning one by one, if not given.
         threads: Per trial.
         checkpoint_seconds: What a kill may cost.
         retry_failed: Whether to run failed trials again.
@@ -85,15 +85,17 @@ def reproduce_job(
     check_engine(engine)
     wanted = find_reproductions(name)
     there = _read_asked(out)
-    if render_only and there is None:
-        raise ConfigError(f"{out}: nothing to render; run `undelta reproduce {name} --scale ... --out {out}` first")
+    if render_only:
+        wanted = _held(wanted, there, out)
     asked = _settle(wanted, there, scale=scale, data=data, seeds=seeds)
     failed: tuple[Record, ...] = ()
     if not render_only:
         make_plan(asked)  # complains about data and models before any work, tuning included
         if any(REPRODUCTIONS[one].tunes for one in asked.names) and tuned_weights(out) is None:
-            share = workers or max(1, available_cores() // threads)
-            _tune(asked, out, workers=share, threads=threads, checkpoint_seconds=checkpoint_seconds)
+            # One at a time unless told otherwise: proposals of several workers depend on who ends first.
+            _tune(asked, out, workers=workers or 1, threads=threads, checkpoint_seconds=checkpoint_seconds)
+    show_trials(out)
+    if not render_only:
         failed = run_plan(
             make_plan(asked, tuned_weights(out)),
             out=out,
@@ -111,11 +113,26 @@ def _read_asked(out: Path) -> Asked | None:
     """What the directory is for; None if it is new."""
     path = out / "audit.toml"
     if not path.is_file():
+        if any((out / name).exists() for name in MARKS):
+            raise ConfigError(f"{out} holds a tuning (`undelta tune`); choose another --out")
         return None
     _, values = read_toml(path)
     if "reproduction" not in values:
         raise ConfigError(f"{out} holds an audit of something else; choose another --out")
     return parse(Asked, values["reproduction"], where=f"{path}: [reproduction]", error=ConfigError)
+
+
+def _held(wanted: Sequence[Reproduction], there: Asked | None, out: Path) -> tuple[Reproduction, ...]:
+    """Of all, those that the directory is for; a single one must be among them."""
+    name = wanted[0].name if len(wanted) == 1 else "all"
+    if there is None:
+        raise ConfigError(f"{out}: nothing to render; run `undelta reproduce {name} --scale ... --out {out}` first")
+    held = tuple(one for one in wanted if one.name in there.names)
+    if not held:
+        raise ConfigError(
+            f"{out} holds {', '.join(there.names)}, not {name}; run `undelta reproduce {name} --out {out}` first"
+        )
+    return held
 
 
 def _settle(

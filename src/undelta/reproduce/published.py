@@ -43,7 +43,6 @@ ATTACK_RATE = 0.1
 ITERATIONS = 10_000
 LARGE_ITERATIONS = 50_000
 IMAGE_SIZE = 224
-CLASSES = 1000
 
 # tab_compare_methods
 _COMPARISON: dict[Case, tuple[Figures | None, Figures | None, Figures | None, Figures | None]] = {

@@ -21,6 +21,9 @@ from undelta.reproduce.reproductions import Weights
 from undelta.reproduce.scales import Scale
 
 WEIGHTS = Path("tuning", "weights.toml")
+TRIALS = "tuning.json"
+MARKS = ("plan.json", "study.journal")
+"""Files in the directory of an `undelta tune`; named here since its package asks for Optuna."""
 
 
 def tuned_weights(directory: Path) -> Weights | None:
@@ -58,7 +61,13 @@ def tune(
         threads=threads,
         checkpoint_seconds=checkpoint_seconds,
     )
-    write_bytes(directory / "tuning.json", (directory / "tuning" / "tuning.json").read_bytes())
+
+
+def show_trials(directory: Path) -> None:
+    """Put a tuning's trials where a report looks for them; whatever ended the run that made them."""
+    source, shown = directory / "tuning" / TRIALS, directory / TRIALS
+    if source.is_file() and not (shown.is_file() and shown.read_bytes() == source.read_bytes()):
+        write_bytes(shown, source.read_bytes())
 
 
 def scenario_fields(scale: Scale, data: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from undelta.audit.jobs import attack_job, make_directory
 from undelta.audit.record import Record, read_results
 from undelta.audit.store import CHECKPOINT
 from undelta.audit.trial import Trial
-from undelta.client.datasets import SOURCES
+from undelta.client.datasets import origin_of
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.engine.devices import device_of
@@ -157,9 +157,10 @@ def _scenario(path: Path, *, model: str | None, public: str | None) -> Scenario:
     scenario = load_scenario(path)
     if model is not None:
         raise ConfigError("--model is for a recorded update; a scenario names its model itself")
-    if public is not None and _same_source(public, scenario.data):
+    if public is not None and origin_of(public) == origin_of(scenario.data):
         raise ConfigError(
-            f"--public {public} is where the scenario's private images come from; the attacker has other images"
+            f"--public {public} is where the scenario's private images come from (data = {scenario.data!r}); "
+            "the attacker has other images"
         )
     return scenario
 
@@ -174,12 +175,6 @@ def _observe(scenario: Scenario, key: str | None, out: Path, *, seed: int, model
         # Rounds take time, and another number of threads would round differently.
         return load_observation(out / OBSERVATION, model=model)
     return disclose(scenario.draw(seed), scenario, seed=seed)
-
-
-def _same_source(one: str, other: str) -> bool:
-    if one in SOURCES or other in SOURCES:
-        return one == other
-    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
 
 
 def _work_here(job: Job, slots: Slots, objective: Objective, out: Path, line: Line) -> None:

@@ -20,7 +20,7 @@ Report = Callable[[int, float], None]
 OpenJournal = Callable[[str, str], Journal | None]
 """The checkpoints of a part of the evaluation, by its name and the key that says what they belong to."""
 
-RUNGS = 10  # how often an attack on its way is compared with the others
+RUNGS = 10  # parts of the way; after each but the last an attack is compared with the others
 
 
 class Diverged(Exception):

@@ -78,7 +78,7 @@ def _line(problem: Exception) -> str:
 
 
 def make_pruner(*, prune: bool, random: int, warmup: int) -> BasePruner:
-    """Ends a trial that is worse than the median of the completed ones at the same step; the random ones run on."""
+    """Ends a trial that is worse than the median of the completed ones at the same step; random ones never ask it."""
     return MedianPruner(n_startup_trials=max(random, 1), n_warmup_steps=warmup) if prune else NopPruner()
 
 
@@ -219,6 +219,8 @@ class Running:
         heartbeat_seconds: float,
     ) -> None:
         self.study, self.storage, self.identity, self.slot, self.token = study, storage, identity, slot, token
+        assert isinstance(study.sampler, Proposals)  # noqa: S101
+        self._space, self._random = study.sampler.space, slot < study.sampler.random
         self.trial = Trial(study, identity)
         self.lost = False
         self._seconds = heartbeat_seconds
@@ -251,21 +253,20 @@ class Running:
 
     def point(self) -> dict[str, float]:
         """Where in the box this trial is."""
-        sampler = self.study.sampler
-        assert isinstance(sampler, Proposals)  # noqa: S101
         point: dict[str, float] = {}
-        for name, side in sampler.space.items():
+        for name, side in self._space.items():
             assert isinstance(side, optuna.distributions.FloatDistribution)  # noqa: S101
             point[name] = self.trial.suggest_float(name, side.low, side.high, log=side.log)
         return point
 
     def report(self, step: int, value: float) -> None:
-        """Note a value on the way; raises `optuna.TrialPruned` if the trial is hopeless."""
+        """Note a value on the way; raises `optuna.TrialPruned` if the trial is hopeless, and not a random one."""
         self.check()
         if step not in self._reported:  # a resumed attack goes over some ground again
             self._reported.add(step)
             self.trial.report(value, step)
-        if self.trial.should_prune():
+        # Beside other workers a random trial may be the last to end; the pruner would then compare it.
+        if not self._random and self.trial.should_prune():
             raise optuna.TrialPruned
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ from undelta.client.datasets.dataset import Dataset, pick
 from undelta.client.datasets.folders import open_folder
 from undelta.errors import DataError
 
-__all__ = ["SOURCES", "Dataset", "open_dataset", "pick"]
+__all__ = ["SOURCES", "Dataset", "open_dataset", "origin_of", "pick"]
 
 SOURCES: dict[str, Callable[[], Dataset]] = {
     "photos": photos,
@@ -23,6 +23,23 @@ SOURCES: dict[str, Callable[[], Dataset]] = {
     "faces": faces,
     "digits": digits,
 }
+
+_ORIGINS = {"patches": "photos"}
+"""Sources that are cut from the pictures of another one."""
+
+
+def origin_of(source: str) -> str:
+    """Where a source's pictures are from in the end: two sources of one origin show the same things.
+
+    >>> origin_of("patches"), origin_of("faces")
+    ('photos', 'faces')
+    """
+    if source in SOURCES:
+        return _ORIGINS.get(source, source)
+    try:
+        return str(Path(source).expanduser().resolve())
+    except (OSError, RuntimeError, ValueError):  # nothing that could be opened
+        return source
 
 
 def open_dataset(source: str) -> Dataset:

@@ -61,6 +61,8 @@ class Soteria(InTraining):
             loss = loss_of(model, images, labels, training)
         finally:
             hook.remove()
+        if not seen:
+            raise ConfigError("soteria protects the input of the last linear layer, which this model does not use")
         mask = self.mask(seen[-1], images)
         parameters = trained(model)
         slopes = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
