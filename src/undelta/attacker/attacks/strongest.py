@@ -167,9 +167,9 @@ def strongest(
     >>> small = {"width": 4, "hidden": 16}
     >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, batches=1, grant_labels=False)
     >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
-    >>> reconstruction = strongest(steps=6, rollout_steps=4)(observation, seed=0)
+    >>> reconstruction = strongest(steps=6, rollout_steps=4)(observation, seed=0)  # a straight path: 2 x 6 + 5 x 4
     >>> reconstruction.iterations, len(reconstruction.labels)
-    (16, 2)
+    (32, 2)
     """
     choices: dict[str, tuple[WeightsPart, ...]] = {"both": (FLAT, RISING), "flat": (FLAT,), "rising": (RISING,)}
     if weights not in choices:
