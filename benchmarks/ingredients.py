@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from halves import ROWS, rows_of
 
-from undelta.attacker.attacks.strongest import Composite, strongest
+from undelta.attacker.attacks.strongest import FALLING, Composite, strongest
 from undelta.attacker.distances import mismatch
 from undelta.attacker.matching import GradientMatching, Start
 from undelta.attacker.optimizers import Adam, cosine_decay, three_step
@@ -53,7 +53,7 @@ REPLAYS: dict[str, ReplayPart] = {
     "full rollout, random orders": FullRollout(),
 }
 
-BASE = strongest().rollout
+BASE = replace(strongest().rollout, weights=FALLING)
 PHASES: dict[str, dict[str, Any]] = {
     "strongest's second phase": {},
     "uniform weights": {"weights": Uniform()},
@@ -139,7 +139,7 @@ VARIANTS: dict[str, Composite] = {
     "flat weights only": strongest(**SHORT, weights="flat"),
     "rising weights only": strongest(**SHORT, weights="rising"),
     "a rollout even of straight paths": strongest(**SHORT, macro_steps=5),
-    "without the rollout": strongest(steps=300, rollout_steps=1),
+    "without the rollout": strongest(steps=200, rollout_steps=1),
     "no BatchNorm prior": strongest(**SHORT, bn=0.0),
     "BatchNorm prior 0.01": strongest(**SHORT, bn=0.01),
     "the server's statistics": strongest(**SHORT, bn_source="server"),

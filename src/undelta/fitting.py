@@ -43,9 +43,13 @@ def fit(found: Mapping[str, Tensor], model: nn.Module, *, where: str, received: 
         tensor = found[name].detach()
         _check_shape(tensor, like, name, expected, where)
         if not like.is_floating_point():
-            if tensor.is_complex() or not torch.isfinite(tensor.double()).all():
-                raise ObservationError(f"{where}, {name!r}: expected whole numbers, got {_kind(tensor)} or no numbers")
-            tensor = tensor.double().round().to(like.dtype)  # averaging makes fractions of counters
+            if tensor.is_complex():
+                raise ObservationError(f"{where}, {name!r}: expected whole numbers, got {_kind(tensor)}")
+            if not torch.isfinite(tensor).all():
+                raise ObservationError(f"{where}, {name!r}: expected whole numbers, got NaN or infinity")
+            if tensor.is_floating_point():
+                tensor = tensor.cpu().double().round()  # averaging makes fractions of counters
+            tensor = tensor.to(like.dtype)
         elif not tensor.is_floating_point():
             raise ObservationError(f"{where}, {name!r}: expected floating-point values, got {_kind(tensor)}")
         elif tensor.dtype not in FLOATS:

@@ -14,6 +14,7 @@ from undelta.assignment import match
 from undelta.attacker.attacks import awa, strongest
 from undelta.attacker.distances import Weights, cosine, mismatch
 from undelta.attacker.labels import disclosed
+from undelta.attacker.loop import Loop
 from undelta.attacker.matching import Attack, GradientMatching, Phases
 from undelta.attacker.optimizers import Adam
 from undelta.attacker.priors import TotalVariation
@@ -140,6 +141,32 @@ def test_an_interrupted_attack_returns_what_it_has(attack: Attack, observation: 
     assert result.iterations - iteration in (0, 1)
     assert math.isfinite(result.mismatch)
     check_sound(result, observation)
+
+
+def test_an_interruption_between_phases_keeps_what_was_found(observation: Observation) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    result = Phases(phases=(awa(steps=12), interrupted))(observation)
+    assert result.status == "interrupted"
+    assert torch.equal(result.images, awa(steps=12)(observation).images)
+
+
+def test_an_interruption_counts_also_where_the_images_are_no_numbers(observation: Observation) -> None:
+    def spoil(moment: Moment, total: int) -> None:
+        raise KeyboardInterrupt
+
+    class Spoiled(Loop):
+        def step(self, iteration: int, *, record: bool) -> bool:
+            sound = super().step(iteration, record=record)
+            for values in (self.variables, self.previous):
+                values["images"].fill_(math.nan)
+            return sound
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("undelta.attacker.matching.Loop", Spoiled)
+        result = awa(steps=12, restarts=3)(observation, watch=spoil)
+    assert (result.status, result.iterations) == ("interrupted", 1)
 
 
 def test_an_interruption_ends_all_tries_and_keeps_the_best(observation: Observation) -> None:

@@ -64,6 +64,13 @@ def test_unknown_hyperparameters_leave_the_midpoint_phase_alone(monkeypatch: pyt
     assert len(replays_of(observation, monkeypatch)) == 2  # with flat and with rising weights
 
 
+def test_a_single_step_is_matched_where_it_was_made_also_without_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(SCENARIO, epochs=1, batches=1)
+    observation = without(disclose(scenario.draw(0), scenario), "learning_rate")
+    for replay in replays_of(observation, monkeypatch):
+        assert all(torch.equal(value, observation.initial[name]) for name, value in replay.start.items())
+
+
 def test_macro_steps_are_as_many_as_resolve_the_path() -> None:
     for rate in (0.1, 2.0):
         scenario = replace(SCENARIO, learning_rate=rate, epochs=20)

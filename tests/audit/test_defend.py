@@ -136,6 +136,20 @@ def test_statistics_that_training_never_used_are_those_to_test_with() -> None:
     assert not any(module.training for module in model.modules())
 
 
+def test_test_images_are_normalized_in_chunks_of_equal_sizes_and_never_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(SCENARIO, model="convnet", model_arguments={"width": 4}, defenses=({"defense": "withholding"},))
+    image, test = scenario.image_spec(), scenario.draw_held_out(0, 41)
+    monkeypatch.setattr(utility, "CHUNK", 20)
+    sizes: list[int] = []
+    model = initial_model(scenario, image, seed=0, dtype=torch.float32)
+    model.register_forward_hook(lambda _module, inputs, _output: sizes.append(len(inputs[0])))
+    accuracy(model, test, image, scenario)
+    assert sorted(sizes) == [13, 14, 14]
+    alone = replace(test, images=test.images[:1], labels=test.labels[:1])
+    with pytest.raises(ConfigError, match="expected at least two test images"):
+        accuracy(model, alone, image, scenario)
+
+
 def test_federations_that_train_alike_are_measured_once() -> None:
     one = Federation.of(replace(SCENARIO, aggregate=2, grant_labels=False, rounds=3), rounds=2, seed=0)
     assert one.key == Federation.of(SCENARIO, rounds=2, seed=0).key

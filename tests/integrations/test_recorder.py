@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,23 @@ def test_an_update_is_not_left_behind_where_its_truth_cannot_be_written(
         with pytest.raises(ConfigError, match="no space left"):
             keep(own, node, private=private)
     assert names(tmp_path) == ["node-1.safetensors", "truth-node-1.safetensors"]
+
+
+def test_the_truth_of_an_earlier_update_does_not_stay_beside_a_new_one(tmp_path: Path) -> None:
+    keep(recorder_of(tmp_path), 1, private=Private(images=torch.rand(2, 1, 4, 4), labels=torch.tensor([0, 1])))
+    keep(recorder_of(tmp_path), 1)
+    assert names(tmp_path) == ["node-1.safetensors"]
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_keep_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder.os, "close", handles.append)  # as if a child still had the folder open
+        with recorder_of(tmp_path)._alone():
+            pass
+    handles.append(os.open(tmp_path, os.O_RDONLY))
+    fcntl.flock(handles[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)  # complains if it is held
+    for handle in handles:
+        os.close(handle)

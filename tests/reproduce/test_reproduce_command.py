@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from undelta.attacker.weights import PAPER_Q
 from undelta.audit.config import load_scenario
 from undelta.audit.plan import Plan
 from undelta.cli import app, main
@@ -269,6 +270,17 @@ def test_a_tuning_is_repeatable_unless_more_workers_are_asked_for(
     with pytest.raises(Enough):
         reproduce_job("tuning", out=tmp_path / "out", scale="smoke", workers=workers)
     assert asked["workers"] == used
+
+
+def test_weights_that_were_tuned_for_something_else_are_refused(asked: dict[str, Any], tmp_path: Path) -> None:
+    tune(SCALES["smoke"], tmp_path, data="faces", seed=0, workers=1, threads=1, checkpoint_seconds=5.0)
+    (tmp_path / "tuning").mkdir()
+    q = "\n".join(f"{key} = {value}" for key, value in vars(PAPER_Q).items())
+    (tmp_path / "tuning" / "weights.toml").write_text(f"[q]\n{q}\n")  # and killed before the audit began
+    with pytest.raises(Enough):
+        reproduce_job("tuning", out=tmp_path, scale="smoke", data="faces")
+    with pytest.raises(UndeltaError, match="holds layer weights tuned at another scale or on other data"):
+        reproduce_job("tuning", out=tmp_path, scale="smoke", data="digits")
 
 
 # Mistakes

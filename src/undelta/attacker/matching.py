@@ -209,6 +209,8 @@ class GradientMatching:
             status = "interrupted"
         seconds = time.perf_counter() - began
         results = [loop.result(status, iteration, seconds, history) for loop in loops]
+        if status == "interrupted":  # also where the images were astray by then: nothing more is to run
+            results = [replace(result, status=status) for result in results]
         result = replace(min(results, key=_rank), iterates=tuple(iterates))
         if journal and status != "interrupted":
             journal.finish(label, result)
@@ -243,7 +245,13 @@ class Phases:
         done, seconds = 0, 0.0
         for number, phase in enumerate(self.phases):
             began = time.perf_counter()
-            tries = _tries(phase, found[-1] if found else None)
+            try:
+                tries = _tries(phase, found[-1] if found else None)
+            except KeyboardInterrupt:
+                if not found or ranks.shared():
+                    raise
+                found[-1] = (replace(found[-1][0], status="interrupted"), found[-1][1])
+                break
             seconds += time.perf_counter() - began
             start = _start(observation, found[-1][0]) if found else None
             results: list[tuple[Reconstruction, GradientMatching]] = []

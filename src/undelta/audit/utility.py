@@ -30,7 +30,7 @@ from undelta.audit.store import load_json, make_folder
 from undelta.client.federation import federate
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
-from undelta.errors import DataError, UndeltaError
+from undelta.errors import ConfigError, DataError, UndeltaError
 from undelta.observation import ImageSpec
 from undelta.parsing import parse
 from undelta.recording import write_bytes
@@ -76,8 +76,8 @@ def measure(federation: Federation) -> dict[str, Any]:
             training = replace(scenario, rounds=federation.rounds)
             model = federate(training, scenario.draw_all(seed), image, seed=seed, dtype=torch.float32)
             result |= {"accuracy": accuracy(model, test, image, scenario), "test_images": len(test)}
-        except (UndeltaError, ValueError) as problem:  # BatchNorm refuses a single value per channel
-            result["error"] = " ".join(str(problem).split())
+        except UndeltaError as problem:
+            result["error"] = str(problem)
     epsilon, delta = scenario.privacy(federation.rounds) or (None, None)
     return {
         **result,
@@ -100,9 +100,12 @@ def accuracy(model: nn.Module, test: Private, image: ImageSpec, scenario: Scenar
     """
     model.eval()
     withheld = any(not getattr(defense, "sends_buffers", True) for defense in scenario.protection)
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.train(withheld and scenario.norm_mode == "train")
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    by_chunk = withheld and scenario.norm_mode == "train"
+    if norms and by_chunk and len(test) < 2:
+        raise ConfigError("expected at least two test images: without running statistics one has none of its own")
+    for module in norms:
+        module.train(by_chunk)
     correct, chunks = 0, -(-len(test) // CHUNK)  # of about equal sizes: statistics of a single image say nothing
     with torch.no_grad():
         for images, labels in zip(test.images.tensor_split(chunks), test.labels.tensor_split(chunks), strict=True):

@@ -138,6 +138,8 @@ class Recorder:
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
+            with suppress(OSError):  # a process that was forked meanwhile shares the handle and would keep the lock
+                fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     @contextmanager
@@ -157,14 +159,14 @@ class Recorder:
 
 
 def _write(observation: Observation, private: Private | None, path: Path) -> None:
-    """Both files or none: an update without the truth that was to go with it cannot be scored."""
-    save_observation(observation, path)
-    if private is None:
-        return
+    """The truth first: an update without the truth that was to go with it cannot be scored."""
     truth = path.with_name(f"truth-{path.name}")
+    for old in (path, truth):  # of an earlier run
+        old.unlink(missing_ok=True)
     try:
-        save_private(private, truth, describe_observation(observation), observation)
+        if private is not None:
+            save_private(private, truth, describe_observation(observation), observation)
+        save_observation(observation, path)
     except BaseException:
-        path.unlink(missing_ok=True)
-        truth.unlink(missing_ok=True)  # of another update, if any
+        truth.unlink(missing_ok=True)
         raise

@@ -199,7 +199,7 @@ def _decline(results: Results) -> Claim:
 
 
 def _recognized(says: str, results: Results) -> Claim:
-    """Whether images can be recognized: most of them in every scenario, or at least some."""
+    """Whether images can be recognized: at least half of them in every scenario, or in part a quarter of them all."""
     shares = {row: results.at(row, AWA).recognizable() for row in results.rows}
     known = {row: share for row, share in shares.items() if share is not None}
     if len(known) < len(shares):
@@ -214,7 +214,7 @@ def _recognized(says: str, results: Results) -> Claim:
     outcome: Outcome = "does not hold"
     if all(share >= 0.5 for share in known.values()):
         outcome = "holds"
-    elif any(known.values()):
+    elif statistics.mean(known.values()) >= 0.25:
         outcome = "holds in part"
     return Claim(says=says, outcome=outcome, numbers="; ".join(words) + ".")
 

@@ -25,7 +25,7 @@ from undelta.reproduce.render import Setting, write_reproduction
 from undelta.reproduce.reproductions import REPRODUCTIONS, Reproduction, Weights, cells_of, find_reproductions
 from undelta.reproduce.results import gather
 from undelta.reproduce.scales import SCALES, Scale, find_scale
-from undelta.reproduce.tuned import MARKS, show_trials, tune, tuned_weights
+from undelta.reproduce.tuned import MARKS, check_tuned, show_trials, tune, tuned_weights
 
 CLAIMS = "claims.md"
 
@@ -91,6 +91,7 @@ def reproduce_job(
     failed: tuple[Record, ...] = ()
     if not render_only:
         make_plan(asked)  # complains about data and models before any work, tuning included
+        check_tuned(find_scale(asked.scale), out, asked.data)
         if any(REPRODUCTIONS[one].tunes for one in asked.names) and tuned_weights(out) is None:
             # One at a time unless told otherwise: proposals of several workers depend on who ends first.
             _tune(asked, out, workers=workers or 1, threads=threads, checkpoint_seconds=checkpoint_seconds)

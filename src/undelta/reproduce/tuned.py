@@ -13,13 +13,14 @@ from typing import Any
 
 from undelta.attacker.weights import Q
 from undelta.audit.config import read_toml, toml_lines
-from undelta.errors import DataError
+from undelta.errors import ConfigError, DataError
 from undelta.parsing import parse
 from undelta.recording import write_bytes
 from undelta.reproduce import published
 from undelta.reproduce.reproductions import Weights
 from undelta.reproduce.scales import Scale
 
+SCENARIO = "tuning.toml"
 WEIGHTS = Path("tuning", "weights.toml")
 TRIALS = "tuning.json"
 MARKS = ("plan.json", "study.journal")
@@ -45,9 +46,9 @@ def tune(
     """
     from undelta.tuning.jobs import tune_job  # needs Optuna, which the other reproductions do not
 
-    source = directory / "tuning.toml"
+    source = directory / SCENARIO
     directory.mkdir(parents=True, exist_ok=True)
-    write_bytes(source, "\n".join([*toml_lines(scenario_fields(scale, data)), ""]).encode())
+    write_bytes(source, _text(scale, data).encode())
     tune_job(
         source,
         out=directory / "tuning",
@@ -68,6 +69,19 @@ def show_trials(directory: Path) -> None:
     source, shown = directory / "tuning" / TRIALS, directory / TRIALS
     if source.is_file() and not (shown.is_file() and shown.read_bytes() == source.read_bytes()):
         write_bytes(shown, source.read_bytes())
+
+
+def check_tuned(scale: Scale, directory: Path, data: str) -> None:
+    """Weights that lie in a directory must be this scale's, on this data."""
+    path = directory / SCENARIO
+    if tuned_weights(directory) is not None and not (path.is_file() and path.read_text() == _text(scale, data)):
+        raise ConfigError(
+            f"{directory} holds layer weights tuned at another scale or on other data; choose another --out"
+        )
+
+
+def _text(scale: Scale, data: str) -> str:
+    return "\n".join([*toml_lines(scenario_fields(scale, data)), ""])
 
 
 def scenario_fields(scale: Scale, data: str) -> dict[str, Any]:

@@ -67,23 +67,24 @@ class Composite:
         training = observation.training
         most = training.epochs * training.batches
         midpoint = self.midpoint
-        if not observation.unknown and most == 1:
+        single = most == 1 and "epochs" not in observation.unknown
+        if single:
             midpoint = replace(midpoint, replay=OneStep())  # scenario 1: one gradient at θ is the whole truth
-        as_long = MACRO_STEPS[0] * self.rollout.steps  # with one gradient each, as costly as a rollout
+        as_long = MACRO_STEPS[0] * self.rollout.steps  # with as many gradients as a rollout
 
         def further_out(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
-            stretch = path_stretch(observation, guess)
-            if most == 1 or stretch < CLIPPED:
+            stretch = 1.0 if single else path_stretch(observation, guess)
+            if stretch < CLIPPED:
                 return None
-            return replace(by, replay=OneStep(position=0.5, stretch=stretch), restarts=1)
+            return replace(by, replay=OneStep(position=0.5, stretch=stretch), restarts=1, group=1)
 
         def rollout(guess: Reconstruction, by: GradientMatching) -> GradientMatching:
             weights = FALLING if by.weights == FLAT else by.weights
-            if training.epochs == 1 < training.batches:  # scenario 3: exact
+            if training.epochs == 1 < training.batches:  # scenario 3: exact, if labels share mini-batches as they did
                 return replace(self.rollout, replay=FullRollout(), weights=weights, steps=as_long)
             count = self.macro_steps or resolving_steps(observation, guess, by.replay)
             if not count:
-                return replace(by, optimizer=self.rollout.optimizer, steps=as_long, restarts=1)
+                return replace(by, optimizer=self.rollout.optimizer, steps=as_long, restarts=1, group=1)
             # Without mini-batches as many steps as epochs are exact (scenario 2), and more are wrong.
             return replace(self.rollout, replay=CoarseRollout(steps=min(count, most)), weights=weights)
 
