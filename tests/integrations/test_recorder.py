@@ -110,7 +110,7 @@ def test_a_process_that_was_forked_meanwhile_does_not_keep_others_waiting(
 ) -> None:
     handles: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(recorder.os, "close", handles.append)  # as if a child still had the folder open
+        patch.setattr(os, "close", handles.append)  # as if a child still had the folder open
         with recorder_of(tmp_path)._alone():
             pass
     handles.append(os.open(tmp_path, os.O_RDONLY))
