@@ -36,7 +36,7 @@ def main() -> None:
         write_bytes(options.out, over_time(content["records"]).encode())
     else:
         for metric in QUALITY:
-            write_bytes(options.out / f"{options.file.stem}-{metric}.svg", over_iterations(content, metric).encode())
+            write_bytes(options.out / f"{options.file.stem}-{metric}.svg", over_iterations(content[0], metric).encode())
 
 
 def over_time(records: list[dict[str, Any]]) -> str:
