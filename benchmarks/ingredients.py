@@ -197,7 +197,8 @@ def table(cells: list[dict[str, Any]]) -> str:
                 row.append("")
                 continue
             digits = 4 if max(values) < 2 else 2
-            row.append(f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})")
+            spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""
+            row.append(f"{statistics.mean(values):.{digits}f}{spread}")
         lines.append(f"| {name} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
