@@ -1,7 +1,6 @@
 """The records of an audit or a reproduction in one file, without what takes most room, to stand beside its tables.
 
 python benchmarks/collect.py reproduction --out docs/results/reproduction/records.json
-python benchmarks/collect.py paper-cell --keep curve --out docs/results/paper-cell.json
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ LONG = ("history", "curve", "layer_weights")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--keep", nargs="*", choices=LONG, default=[])
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     records = [json.loads(path.read_text()) for path in sorted(options.directory.glob("trials/*/record.json"))]
-    records = [{key: value for key, value in one.items() if key not in LONG or key in options.keep} for one in records]
+    records = [{key: value for key, value in one.items() if key not in LONG} for one in records]
     for record in records:
         record["scenario"]["data"] = Path(record["scenario"]["data"]).name
     records.sort(key=lambda one: (one["name"], one["attack"], one["seed"]))

@@ -4,7 +4,7 @@
     python benchmarks/curves.py paper docs/results/paper-cell.json --out docs/results
 
 The first is PSNR over time in units of SME's, from what `attacks.py` wrote. The second is each metric over iterations
-of an audit's trial of AWA beside the figure that the paper prints for the same case.
+of AWA, from what `unfinished.py` wrote, beside the figure that the paper prints for the same case.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ def over_time(records: list[dict[str, Any]]) -> str:
 
 
 def over_iterations(record: dict[str, Any], metric: str) -> str:
-    """One trial's curve and final value, and the paper's figure as a level."""
+    """One trial's curve, and the paper's figure as a level."""
     scenario, measure = record["scenario"], QUALITY[metric]
     case = Case(scenario["num_samples"], scenario["epochs"], scenario["batches"])
-    curve = [*record["curve"], {"iteration": record["iterations"], metric: record[metric]}]
-    points = [(float(moment["iteration"]), moment[metric]) for moment in curve if moment.get(metric) is not None]
+    points = [(float(moment["iteration"]), moment[metric]) for moment in record["curve"] if moment[metric] is not None]
     level = getattr(COMPARISON[case][AWA], metric)
     texts = [f"iteration {x:.0f}: {measure.show(y)}" for x, y in points]
     printed = [(0.0, level), (float(record["iterations"]), level)]
