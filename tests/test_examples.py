@@ -41,7 +41,7 @@ def test_every_example_is_run_here() -> None:
 
 def test_one_update_is_saved_attacked_and_scored(tmp_path: Path, run_here: Callable[[str, Path], str]) -> None:
     said = run_here("attack_one_update.py", tmp_path)
-    assert re.search(r"completed after 6 iterations.*\nPSNR [\d.]+ dB\n", said)
+    assert re.search(r"completed after 21 iterations.*\nPSNR [\d.]+ dB\n", said)
     assert load_observation(tmp_path / "seen.safetensors").num_samples == 2
     with Image.open(tmp_path / "reconstruction.png") as sheet:
         assert sheet.height > 2 * 96  # two rows
