@@ -12,7 +12,7 @@ from typing import Any
 
 from undelta.recording import write_bytes
 
-LONG = ("history", "curve", "layer_weights")
+LONG = ("history", "curve")
 
 
 def main() -> None:
