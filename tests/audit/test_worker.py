@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from undelta.attacker.reconstruction import Moment
+from undelta.audit import store as store_module
 from undelta.audit.claims import Claim, ClaimLost, Claims
 from undelta.audit.store import Store
 from undelta.audit.trial import Trial
@@ -138,6 +139,22 @@ def test_what_somebody_finishes_just_before_the_claim_is_not_done_again(
     work(job(store, ONE))
     assert store.record(ONE.key) == {"status": "completed"}
     assert names(store.folder(ONE.key)) == ["record.json", "trial.json"]
+
+
+def test_a_record_that_is_written_just_when_it_is_looked_for_is_found_the_next_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = store_module.load_json
+
+    def too_early(path: Path) -> Any:
+        try:
+            return load(path)
+        finally:
+            path.write_text('{"status": "completed"}')
+
+    monkeypatch.setattr(store_module, "load_json", too_early)
+    assert store.record(ONE.key) is None
+    assert store.record(ONE.key) == {"status": "completed"}
 
 
 def test_a_worker_sets_its_number_of_threads_and_goes_home(store: Store, tmp_path: Path) -> None:

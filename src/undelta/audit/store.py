@@ -140,8 +140,8 @@ class Store:
         path = self.folder(key) / "record.json"
         try:
             record = load_json(path)
-        except DataError:
-            if not path.exists():
+        except DataError as problem:
+            if isinstance(problem.__cause__, FileNotFoundError):  # by now a worker may have written it: next time
                 return None
             raise
         if not isinstance(record, dict) or not isinstance(record.get("status"), str):
