@@ -101,6 +101,29 @@ def test_a_straight_path_needs_no_steps_and_the_midpoint_goes_on_with_the_rollou
     assert replace(attack, macro_steps=2)(observation).iterations == 2 * 7 + 3  # whoever asks for steps gets them
 
 
+def test_restarts_and_groups_are_for_the_first_phase_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(SCENARIO, learning_rate=1e-4)  # straight, so the first phase goes on
+    observation = disclose(scenario.draw(0), scenario)
+    attack = strongest(steps=4, rollout_steps=2, restarts=2, weights="flat")
+    assert attack(observation).iterations == 2 * 4 + 2 * MACRO_STEPS[0]
+    runs: list[GradientMatching] = []
+    original = Loop.__init__
+
+    def spy(self: Loop, method: GradientMatching, *arguments: Any) -> None:
+        original(self, method, *arguments)
+        runs.append(method)
+
+    monkeypatch.setattr(Loop, "__init__", spy)
+    replace(attack, midpoint=replace(attack.midpoint, restarts=1, group=3))(observation)
+    assert [run.steps for run in runs] == [4, 4, 4, 2 * MACRO_STEPS[0]]
+
+
+def test_a_single_epoch_has_as_many_gradients_as_a_rollout() -> None:
+    scenario = replace(SCENARIO, epochs=1)
+    attack = strongest(steps=4, rollout_steps=2, weights="flat")
+    assert attack(disclose(scenario.draw(0), scenario)).iterations == 4 + 2 * MACRO_STEPS[0]
+
+
 @pytest.mark.parametrize("better", ["flat", "rising"])
 def test_the_layer_weights_that_explain_the_update_better_go_on(better: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = replace(SCENARIO, learning_rate=0.5)
