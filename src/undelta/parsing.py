@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from undelta.errors import UndeltaError
+from undelta.errors import ConfigError, UndeltaError
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 
 def parse(cls: type[T], values: object, *, where: str, error: type[UndeltaError]) -> T:
@@ -110,3 +111,19 @@ _NAMES: dict[type, str] = {int: "a whole number", float: "a number", str: "a tex
 def _show(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    """Numbers of an option, between commas or blanks.
+
+    >>> numbers("--seeds", "0,1, 2", int)
+    (0, 1, 2)
+    """
+    try:
+        values = tuple(kind(word) for word in text.replace(",", " ").split())
+    except ValueError:
+        values = ()
+    if not values:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(f"{option}: expected {what} separated by commas, got {text[:80]!r}")
+    return values

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from undelta.attacker import objective
+from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.priors import (
+    UNTOUCHED,
     BatchNormStatistics,
+    Off,
+    OnMoments,
     Source,
     TotalVariation,
     batch_norm_targets,
@@ -20,6 +27,7 @@ from undelta.attacker.priors import (
 from undelta.attacker.replays import Chain, InterpolatedEpoch, OneStep
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
+from undelta.engine import Moments
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
 
@@ -41,11 +49,17 @@ def replay_of(observation: Observation, position: float = 0.0) -> Chain:
     return InterpolatedEpoch(position=position)(observation, torch.Generator().manual_seed(0))
 
 
+def touched(observation: Observation) -> Observation:
+    """The same, from a server whose running statistics are no longer those of a fresh network."""
+    moved = {name: 0.1 for name in observation.initial if name.endswith(("running_mean", "running_var"))}
+    return replace(observation, initial={k: v + moved.get(k, 0) for k, v in observation.initial.items()})
+
+
 def penalty_of(
     prior: BatchNormStatistics, observation: Observation, replay: Chain, images: Tensor, labels: Tensor
 ) -> float:
     given = prior(observation, replay)
-    assert given is not None
+    assert isinstance(given, OnMoments)
     return float(replay(images, labels, {}, given.penalty).penalty)
 
 
@@ -158,7 +172,7 @@ def test_the_true_data_meet_the_clients_statistics_when_it_takes_one_step(normed
 @pytest.mark.parametrize("index", range(6))
 def test_every_mini_batch_counts_in_the_penalty(normed: Scenario, index: int) -> None:
     private = normed.draw(0)
-    observation = disclose(private, normed)
+    observation = touched(disclose(private, normed))
     images = observation.image.normalize(private.images)
     prior, replay = BatchNormStatistics(weight=1.0), replay_of(observation)
     before = penalty_of(prior, observation, replay, images, private.labels)
@@ -168,7 +182,7 @@ def test_every_mini_batch_counts_in_the_penalty(normed: Scenario, index: int) ->
 
 def test_the_penalty_is_the_mean_over_mini_batches_each_at_its_own_point(normed: Scenario) -> None:
     private = normed.draw(0)
-    observation = disclose(private, normed, dtype=torch.float64)
+    observation = touched(disclose(private, normed, dtype=torch.float64))
     images, labels = observation.image.normalize(private.images.double()), private.labels
     prior, replay = BatchNormStatistics(weight=2.0), replay_of(observation)
     first, second = replay.plan
@@ -184,12 +198,12 @@ def test_the_penalty_is_the_mean_over_mini_batches_each_at_its_own_point(normed:
 
 def test_the_penalty_comes_back_with_a_gradient_and_changes_no_buffer(normed: Scenario) -> None:
     private = normed.draw(0)
-    observation = disclose(private, normed)
+    observation = touched(disclose(private, normed))
     replay = replay_of(observation)
     before = {name: tensor.clone() for name, tensor in replay.network.model.state_dict().items()}
     images = observation.image.normalize(private.images)
     given = BatchNormStatistics(weight=1.0)(observation, replay)
-    assert given is not None
+    assert isinstance(given, OnMoments)
     update, _, pullback = replay(images, private.labels, {}, given.penalty)
     nothing = {name: torch.zeros_like(value) for name, value in update.items()}
     gradient = pullback(nothing).images  # nothing to match: all of it is the prior's
@@ -197,6 +211,58 @@ def test_the_penalty_comes_back_with_a_gradient_and_changes_no_buffer(normed: Sc
     assert all(part.any() for part in gradient)
     after = replay.network.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("source", ["server", "auto"])
+def test_statistics_of_a_fresh_network_switch_the_prior_off(normed: Scenario, source: Source) -> None:
+    observation = disclose(normed.draw(0), replace(normed, norm_mode="eval"))
+    given = BatchNormStatistics(weight=1.0, source=source)(observation, replay_of(observation))
+    assert given == Off(UNTOUCHED)
+
+
+def test_the_clients_own_statistics_are_a_target_even_if_the_servers_are_untouched(normed: Scenario) -> None:
+    observation = disclose(normed.draw(0), normed)
+    given = BatchNormStatistics(weight=1.0, source="auto")(observation, replay_of(observation))
+    assert isinstance(given, OnMoments)
+
+
+def test_only_untouched_layers_are_left_out(normed: Scenario) -> None:
+    observation = disclose(normed.draw(0), replace(normed, norm_mode="eval"))
+    first, *_ = batch_norm_targets(observation, "server")
+    initial = {**observation.initial, f"{first}.running_mean": observation.initial[f"{first}.running_mean"] + 1}
+    seen = replace(observation, initial=initial)
+    private = normed.draw(0)
+    images = seen.image.normalize(private.images)
+    replay = OneStep()(seen, torch.Generator())
+    moments: dict[str, Moments] = {}
+
+    def look(found: Mapping[str, Moments]) -> Tensor:
+        moments.update(found)
+        return next(iter(found.values())).mean.sum() * 0
+
+    replay(images, private.labels, {}, look)
+    mean, variance = moments[first].mean, moments[first].variance
+    alone = (mean - 1).norm() + (variance - 1).norm()
+    whole = penalty_of(BatchNormStatistics(weight=1.0), seen, replay, images, private.labels)
+    assert whole == pytest.approx(float(alone.detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if "bn" in signature(attack).parameters])
+def test_every_attack_with_the_prior_says_that_it_is_off(normed: Scenario, name: str) -> None:
+    observation = disclose(normed.draw(0), replace(normed, norm_mode="eval", batches=1))
+    small = {"steps": 2, **({"rollout_steps": 1} if name == "strongest" else {})}
+    told, silent = ATTACKS[name](**small, bn=0.1)(observation), ATTACKS[name](**small, bn=0.0)(observation)
+    assert told.notes == (UNTOUCHED,)
+    assert silent.notes == ()
+    assert torch.equal(told.images, silent.images)
+
+
+def test_the_note_is_logged_once(normed: Scenario, caplog: pytest.LogCaptureFixture) -> None:
+    objective._log_once.cache_clear()
+    observation = disclose(normed.draw(0), replace(normed, norm_mode="eval"))
+    for seed in (0, 1):
+        ATTACKS["awa"](steps=1, restarts=2)(observation, seed=seed)
+    assert [record.getMessage() for record in caplog.records] == [UNTOUCHED]
 
 
 @pytest.mark.parametrize("source", ["server", "client"])
@@ -217,7 +283,7 @@ def test_a_single_value_per_channel_leaves_the_penalty_finite() -> None:
         norm_mode="eval",
     )
     private = normed.draw(0)
-    observation = disclose(private, normed)
+    observation = touched(disclose(private, normed))
     images = observation.image.normalize(private.images)
     prior = BatchNormStatistics(weight=1.0)
     assert math.isfinite(penalty_of(prior, observation, replay_of(observation), images, private.labels))
@@ -225,7 +291,7 @@ def test_a_single_value_per_channel_leaves_the_penalty_finite() -> None:
 
 def test_statistics_are_taken_where_the_replay_starts(normed: Scenario) -> None:
     private = normed.draw(0)
-    observation = disclose(private, normed)
+    observation = touched(disclose(private, normed))
     images = observation.image.normalize(private.images)
     prior = BatchNormStatistics(weight=1.0)
     ends = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,11 @@ import torch
 from torch import Tensor
 
 from undelta.attacker.canvas import Variables
-from undelta.attacker.distances import mismatch, with_cotangent
+from undelta.attacker.distances import mismatch
+from undelta.attacker.objective import Problem, encode
 from undelta.attacker.optimizers import Adam
-from undelta.attacker.priors import OnMoments
-from undelta.attacker.pruned import sent_entries
 from undelta.attacker.reconstruction import Moment, Reconstruction, Status
-from undelta.attacker.replays import Replay
-from undelta.engine import Moments
 from undelta.observation import Observation
-from undelta.updates import Update, layers_of, layers_within
 
 if TYPE_CHECKING:
     from undelta.attacker.matching import GradientMatching, Start
@@ -42,12 +37,8 @@ class Loop:
         if labels is None:
             labels = start.labels if start else method.labels(observation, generator)
         labels = labels.to(observation.device)
-        self.replay: Replay = method.replay(observation, generator)
-        priors = [prior(observation, self.replay) for prior in method.priors]
-        self.penalties = [prior for prior in priors if prior is not None and not isinstance(prior, OnMoments)]
-        self.on_moments = [prior.penalty for prior in priors if isinstance(prior, OnMoments)]
-        self.layers = layers_within(layers_of(self.replay.network.model), self.replay.target)
-        self.sent = sent_entries(self.replay.target) if method.masked else None
+        self.problem = Problem(method, observation, generator)
+        self.replay = self.problem.replay
         canvas = method.canvas
         if start:
             self.variables: Variables = canvas.carry(start.images, start.variables, observation)
@@ -127,23 +118,24 @@ class Loop:
 
     def _closure(self, record: bool) -> float:
         """The loss at the current variables; leaves gradients on them."""
-        method, target = self.method, self.replay.target
+        method, problem = self.method, self.problem
         leaves = {name: value.detach().requires_grad_() for name, value in self.variables.items()}
         with torch.enable_grad():
             images = method.canvas.images(leaves, self.observation)
             labels = self.soft_labels(leaves.get("labels"))
-        prior = self._moment_prior if self.on_moments else None
-        update, penalty_on_moments, pullback = self.replay(images.detach(), labels.detach(), self.learned, prior)
-        update = self._matched(update)
-        distance, cotangent = self._distance(update)
-        pulled = pullback(self._matched(cotangent))
+        update, penalty_on_moments, pullback = self.replay(
+            images.detach(), labels.detach(), self.learned, problem.moment_prior
+        )
+        update = problem.matched(update)
+        distance, cotangent = problem.distance(update)
+        pulled = pullback(problem.matched(cotangent))
         outputs, cotangents = [images], [pulled.images]
         if pulled.labels is not None:
             outputs.append(labels)
             cotangents.append(pulled.labels)
         loss = distance + penalty_on_moments
         with torch.enable_grad():
-            terms = [part(images, labels) for part in self.penalties]
+            terms = [penalty(images, labels) for penalty in problem.penalties.values()]
             if self.consensus is not None:
                 terms.append(method.consistency * (images - self.consensus).square().mean())
             terms = [term for term in terms if term.requires_grad]
@@ -162,52 +154,38 @@ class Loop:
             self.learned[name].grad = gradient
         self.loss = float(loss)
         if record:
-            self.mismatch = mismatch(update, target)
+            self.mismatch = mismatch(update, self.replay.target)
             if math.isfinite(self.mismatch):
                 self.sound_mismatch = self.mismatch
         if method.optimizer.recovers and self.loss < self.best[0]:
             self.best = (self.loss, {name: value.detach().clone() for name, value in self.variables.items()})
         return self.loss
 
-    def _moment_prior(self, moments: Mapping[str, Moments]) -> Tensor:
-        return torch.stack([prior(moments) for prior in self.on_moments]).sum()
-
-    def _matched(self, update: Update) -> Update:
-        """The update without the entries that the client did not send, or a cotangent of it likewise."""
-        return update if self.sent is None else {name: value * self.sent[name] for name, value in update.items()}
-
-    def _distance(self, update: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted distance and its cotangent; weights follow the current dummy update."""
-        target = self.replay.target
-        by_layer = self.method.weights(self.layers, update, target)
-        weights = {
-            name: weight
-            for layer, weight in zip(self.layers, by_layer.unbind(), strict=True)
-            for name in layer.parameters
-        }
-        return with_cotangent(self.method.distance, update, target, weights)
-
     def result(self, status: Status, iteration: int, seconds: float, history: list[Moment]) -> Reconstruction:
         """The reconstruction at the current variables, or at those before if the last step led astray."""
-        images, labels, update = self._look()
-        if not math.isfinite(mismatch(update, self.replay.target)):
+        images, labels = self._data()
+        value, update = self.problem.value(images, labels, self.learned)
+        if not math.isfinite(value.mismatch):
             status = "diverged"
             self._restore(self.previous)
-            images, labels, update = self._look()
-        final = mismatch(update, self.replay.target)
-        weights = self.method.weights(self.layers, update, self.replay.target).tolist()
+            images, labels = self._data()
+            value, update = self.problem.value(images, labels, self.learned)
+        weights = self.problem.layer_weights(update).tolist()
         images, classes = self._collapsed(images, labels)
         carried = {name: value.clone() for name, value in self.variables.items() if name != "images"}
         return Reconstruction(
             images=images,
             labels=classes,
-            mismatch=final,
+            mismatch=value.mismatch,
+            terms=value.terms,
+            objective=encode(self.method),
+            notes=self.problem.notes,
             iterations=iteration,
             seconds=seconds,
             status=status,
-            history=(*history, Moment(iteration, seconds, final, self.loss)),
+            history=(*history, Moment(iteration, seconds, value.mismatch, value.loss)),
             learned={name: value.tolist() for name, value in self.learned.items() if value.numel() <= 64},
-            layer_weights={layer.name: weight for layer, weight in zip(self.layers, weights, strict=True)},
+            layer_weights={layer.name: weight for layer, weight in zip(self.problem.layers, weights, strict=True)},
             variables=carried,
         )
 
@@ -223,10 +201,9 @@ class Loop:
             images, _ = self._collapsed(self.images, self.soft_labels(self.variables.get("labels")))
             return (images * 255).round().to("cpu", torch.uint8)
 
-    def _look(self) -> tuple[Tensor, Tensor, Update]:
+    def _data(self) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            images, labels = self.images, self.soft_labels(self.variables.get("labels"))
-        return images, labels, self._matched(self.replay(images, labels, self.learned).update)
+            return self.images, self.soft_labels(self.variables.get("labels"))
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs to go on bit by bit."""

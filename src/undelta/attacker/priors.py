@@ -26,10 +26,17 @@ class OnMoments:
     penalty: MomentPrior
 
 
-class Prior(Protocol):
-    """Any callable that prepares a penalty for an observation; None where it has nothing to say."""
+@dataclass(frozen=True)
+class Off:
+    """A prior that would mislead here, and so says nothing; the note is for the user."""
 
-    def __call__(self, observation: Observation, replay: Replay) -> Penalty | OnMoments | None:
+    note: str
+
+
+class Prior(Protocol):
+    """Any callable that prepares a penalty for an observation; None or `Off` where it has nothing to say."""
+
+    def __call__(self, observation: Observation, replay: Replay) -> Penalty | OnMoments | Off | None:
         """The penalty."""
 
 
@@ -101,6 +108,11 @@ class EpochInvariance:
         return penalty
 
 
+UNTOUCHED = (
+    "the BatchNorm prior is off: the server's running statistics are those of a fresh network (mean 0, variance 1), "
+    "which describe no images"
+)
+
 Source: TypeAlias = Literal["server", "client", "auto"]
 
 
@@ -110,7 +122,8 @@ class BatchNormStatistics:
 
     ``source`` says whose statistics are the target: the server's running ones, or those of the client's own
     batches, recovered from the buffers it sent back; "auto" takes the client's where they are revealed. Without
-    BatchNorm layers the penalty is zero.
+    BatchNorm layers the penalty is zero. Statistics that no data have touched (mean 0, variance 1: a fresh network)
+    are those of no images, and a prior on them prefers wrong ones to the truth; such layers are left out.
     """
 
     weight: float
@@ -120,11 +133,14 @@ class BatchNormStatistics:
         if self.source not in ("server", "client", "auto"):
             raise ConfigError(f"expected source 'server', 'client' or 'auto', got {self.source!r}")
 
-    def __call__(self, observation: Observation, replay: Replay) -> OnMoments | None:
+    def __call__(self, observation: Observation, replay: Replay) -> OnMoments | Off | None:
         """The penalty of one mini-batch; the replay averages it over all of them, each at its own point of the path."""
-        targets = batch_norm_targets(observation, self.source)
-        if not targets or self.weight == 0:
+        found = batch_norm_targets(observation, self.source)
+        if not found or self.weight == 0:
             return None
+        targets = {name: target for name, target in found.items() if not _untouched(*target)}
+        if not targets:
+            return Off(UNTOUCHED)
 
         def penalty(moments: Mapping[str, Moments]) -> Tensor:
             # Running variances are unbiased, and so are the moments.
@@ -136,6 +152,10 @@ class BatchNormStatistics:
             return self.weight * torch.stack(parts).sum()
 
         return OnMoments(penalty)
+
+
+def _untouched(mean: Tensor, variance: Tensor) -> bool:
+    return bool((mean == 0).all() and (variance == 1).all())
 
 
 def batch_norm_targets(observation: Observation, source: Source) -> dict[str, tuple[Tensor, Tensor]]:

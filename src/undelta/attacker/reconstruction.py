@@ -44,6 +44,12 @@ class Reconstruction:
     """What the replay learned of the client's path, such as SME's position."""
     layer_weights: dict[str, float] = field(default_factory=dict, repr=False)
     """Of each layer in the distance at the end; empty where an attack has no layers to weigh."""
+    terms: dict[str, float] = field(default_factory=dict, repr=False)
+    """What the loss at these images is made of: the weighted distance, and each prior."""
+    objective: dict[str, Any] | None = field(default=None, repr=False)
+    """What was minimized at the end, as plain values (`objective.encode`); None where it cannot be written down."""
+    notes: tuple[str, ...] = ()
+    """What the user should know, such as a prior that was switched off."""
     variables: dict[str, Tensor] = field(default_factory=dict, repr=False)
     """What a later phase continues from, other than images: latents, label logits."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,33 @@ from undelta.audit.record import (
 from undelta.audit.store import CHECKPOINT, Store
 from undelta.audit.trial import journal_key
 from undelta.audit.worker import attempt
-from undelta.client.disclose import disclose
+from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.private import load_private, save_private
 from undelta.client.scenario import Scenario
 from undelta.engine import ranks
 from undelta.engine.devices import device_of
 from undelta.errors import ConfigError, DataError, RankFailure, UndeltaError
+from undelta.evaluation.floor import floors
 from undelta.evaluation.score import score
-from undelta.recording import FORMAT, load_observation, read_tensors, save_observation, write_bytes, write_tensors
+from undelta.observation import Observation
+from undelta.recording import (
+    FORMAT,
+    digest_of,
+    load_observation,
+    read_tensors,
+    save_observation,
+    write_bytes,
+    write_tensors,
+)
 
 RECONSTRUCTION = "reconstruction.safetensors"
 
 
-def simulate_job(scenario_path: Path, *, observation_path: Path, truth_path: Path, seed: int) -> Scenario:
+def simulate_job(
+    scenario_path: Path, *, observation_path: Path, truth_path: Path, seed: int, initial: str | None = None
+) -> Scenario:
     """Train one client as the scenario says; write what the server sees, and the truth, to separate files."""
-    scenario = load_scenario(scenario_path)
+    scenario = _scenario(scenario_path, initial)
     if observation_path.resolve() == truth_path.resolve():
         raise ConfigError(f"--observation and --truth are the same file, {truth_path}; they must be two")
     private = scenario.draw(seed)
@@ -51,6 +64,11 @@ def simulate_job(scenario_path: Path, *, observation_path: Path, truth_path: Pat
     save_observation(observation, observation_path)
     save_private(private, truth_path, {**describe_scenario(scenario), "seed": seed}, observation)
     return scenario
+
+
+def _scenario(path: Path, initial: str | None) -> Scenario:
+    scenario = load_scenario(path)
+    return scenario if initial is None else replace(scenario, initial=initial)
 
 
 def attack_job(
@@ -98,6 +116,7 @@ def attack_job(
         reconstruction=reconstruction,
         observation=observation,
     )
+    record = {**record, "observation_file": str(observation_path.resolve())}  # where `score` finds it for the floor
     if not first:
         return record
     write_tensors(
@@ -135,8 +154,13 @@ def _resume(out: Path) -> str:
     return f"the last checkpoint is {out / CHECKPOINT}, and the same command goes on from there"
 
 
-def score_job(directory: Path, *, truth_path: Path) -> Record:
-    """Score an attack's run directory against the truth; adds the metrics to its results and its picture."""
+def score_job(
+    directory: Path, *, truth_path: Path, observation_path: Path | None = None, model: str | None = None
+) -> Record:
+    """Score an attack's run directory against the truth; adds the metrics to its results and its picture.
+
+    The floor needs the observation: the one that was attacked, if it is still where it was, or another copy of it.
+    """
     records = read_results(directory)
     if len(records) != 1:
         raise DataError(f"{directory}: expected the results of one attack, got {len(records)} records")
@@ -154,13 +178,48 @@ def score_job(directory: Path, *, truth_path: Path) -> Record:
         iterations=record["iterations"],
         seconds=record["seconds"],
         status=record["status"],
+        terms=record.get("terms") or {},
+        objective=record.get("objective"),
+        learned=record.get("learned") or {},
     )
-    result = score(reconstruction, private)
+    observation = _attacked(record, observation_path, model)
+    result = score(reconstruction, private, observation=observation)
     record = with_score({**record, "scenario": scenario}, result)
     rows = [("original", private.images), (record["attack"], reconstruction.images[list(result.order)])]
     write_sheet(directory / "reconstruction.png", rows)
     write_results(directory, [record])
     return record
+
+
+def _attacked(record: Record, path: Path | None, model: str | None) -> Observation | None:
+    """The observation that a run attacked; None if it is not where it was, or a custom model is not named."""
+    if path is None:
+        try:
+            observation = load_observation(str(record.get("observation_file")), model=model)
+        except UndeltaError:
+            return None
+    else:
+        observation = load_observation(path, model=model)
+    if digest_of(observation) == record["observation"]:
+        return observation
+    if path is not None:
+        raise DataError(f"{path} is another observation than the one that was attacked")
+    return None
+
+
+def floor_job(
+    scenario_path: Path, *, seeds: Sequence[int], initial: str | None = None
+) -> dict[str, list[float | None]]:
+    """Each replay's mismatch at the private images, one value per seed (see `undelta.evaluation.floor`)."""
+    scenario = _scenario(scenario_path, initial)
+    columns: dict[str, list[float | None]] = {}
+    for seed in seeds:
+        private = scenario.draw(seed)
+        observation, secrets = disclose_with_secrets(private, scenario, seed=seed)
+        order = secrets[0].orders[0] if len(secrets) == 1 else None
+        for name, value in floors(private, observation.to(device_of("auto")), order=order).items():
+            columns.setdefault(name, []).append(value)
+    return columns
 
 
 DEMO_TOML = """# What `undelta demo` runs; `undelta audit` takes files like this one.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,8 @@ from undelta.errors import ConfigError
 from undelta.models import MODELS
 from undelta.observation import ImageSpec
 from undelta.observing import count_classes, make_model, observe, training_from
+from undelta.parsing import numbers
 from undelta.recording import save_observation
-
-Number = TypeVar("Number", int, float)
 
 
 def observe_job(
@@ -39,7 +38,7 @@ def observe_job(
     for path in (before, after):
         if path.resolve() == out.resolve():
             raise ConfigError(f"--out is the checkpoint {path}; choose another file")
-    size = _numbers("--shape", shape, int)
+    size = numbers("--shape", shape, int)
     if len(size) != 3:
         raise ConfigError(f"--shape: expected channels, height and width, such as 3,32,32, got {shape!r}")
     image = _image(model, model_arguments, (size[0], size[1], size[2]), classes, mean, std)
@@ -71,7 +70,7 @@ def _image(
         if model in MODELS:
             raise ConfigError(f"the built-in model {model!r} is made for a number of classes; give --classes")
         classes = count_classes(make_model(model, arguments, shape=shape, classes=1), shape)
-    channels = {key: _numbers(key, text, float) for key, text in (("--mean", mean), ("--std", std))}
+    channels = {key: numbers(key, text, float) for key, text in (("--mean", mean), ("--std", std))}
     spread = {key: values * shape[0] if len(values) == 1 else values for key, values in channels.items()}
     return ImageSpec(shape=shape, mean=spread["--mean"], std=spread["--std"], classes=classes)
 
@@ -83,18 +82,7 @@ def _labels(words: str) -> Tensor:
         text = words if given else Path(words).read_text(encoding="utf-8")
     except (OSError, ValueError) as problem:
         raise ConfigError(f"--labels: expected numbers such as 0,1,1 or a file of them ({problem})") from problem
-    values = _numbers("--labels", text, int)
+    values = numbers("--labels", text, int)
     if max(map(abs, values)) >= 2**31:
         raise ConfigError("--labels: expected classes, got a number far too large")
     return torch.tensor(values, dtype=torch.int64)
-
-
-def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    try:
-        values = tuple(kind(word) for word in text.replace(",", " ").split())
-    except ValueError:
-        values = ()
-    if not values:
-        what = "whole numbers" if kind is int else "numbers"
-        raise ConfigError(f"{option}: expected {what} separated by commas, got {text[:80]!r}")
-    return values

@@ -33,7 +33,7 @@ def finished_record(trial: Trial, outcome: Outcome) -> Record:
 def unmeasured_record(trial: Trial, status: str, error: str) -> Record:
     """The record of a trial without a result: nothing was measured, so all numbers are null."""
     unmeasured = (
-        *("observation", "psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "epsilon", "delta"),
+        *("observation", "psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "epsilon", "delta", "floor"),
         *("iterations", "seconds", "seconds_per_iteration", "peak_memory_mb"),
     )
     return {
@@ -46,6 +46,10 @@ def unmeasured_record(trial: Trial, status: str, error: str) -> Record:
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "terms": {},
+        "objective": None,
+        "learned": {},
+        "notes": [],
         "history": [],
         "images": [],
         **_names(trial),

@@ -54,6 +54,11 @@ def make_record(
         "epsilon": None,
         "delta": None,
         "mismatch": finite(reconstruction.mismatch),
+        "terms": {name: finite(value) for name, value in reconstruction.terms.items()},
+        "floor": None,
+        "objective": reconstruction.objective,
+        "learned": dict(reconstruction.learned),
+        "notes": list(reconstruction.notes),
         "iterations": iterations,
         "seconds": seconds,
         "seconds_per_iteration": seconds / iterations if iterations else None,
@@ -77,8 +82,9 @@ def finite(value: float) -> float | None:
 def with_score(record: Record, score: Score) -> Record:
     """The record with its metrics filled in."""
     values = asdict(score)
+    floor = score.floor and {**asdict(score.floor), "loss": score.floor.loss, "text": score.floor.text}
     means = {key: values[key] for key in ("psnr", "ssim", "lpips", "mse", "fraction_recovered")}
-    return {**record, **means, "images": [dict(image) for image in values["images"]]}
+    return {**record, **means, "floor": floor, "images": [dict(image) for image in values["images"]]}
 
 
 def with_privacy(record: Record, scenario: Scenario) -> Record:

@@ -21,7 +21,7 @@ from undelta.audit.record import (
     with_privacy,
     with_score,
 )
-from undelta.client.disclose import disclose
+from undelta.client.disclose import disclose_with_secrets
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.engine.devices import device_of
@@ -103,13 +103,14 @@ def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str
     attack = make_attack(trial.attack, trial.arguments)
     reset_peak_memory()
     private = trial.scenario.draw(trial.seed)
-    observation = disclose(private, trial.scenario, seed=trial.seed)  # train, defend, reveal
+    observation, secrets = disclose_with_secrets(private, trial.scenario, seed=trial.seed)  # train, defend, reveal
     observation = observation.to(device_of("auto"))
     journal = (
         open_journal(journal_key(observation, trial.attack, trial.arguments, trial.seed)) if open_journal else None
     )
     reconstruction = attack(observation, seed=trial.seed, watch=watch, journal=journal)
-    result = score(reconstruction, private)
+    order = secrets[0].orders[0] if len(secrets) == 1 else None  # for the evaluation; the attack is over
+    result = score(reconstruction, private, observation=observation, first_order=order)
     record = make_record(
         attack=trial.attack,
         arguments=trial.arguments,

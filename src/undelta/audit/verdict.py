@@ -168,9 +168,17 @@ def _text(
         f"seed {top['seed']}).",
         f"Worst of any image: {', '.join(numbers) or 'no number, since every image diverged'}.",
         f"Worst case of {times(attacks, 'attack')} and {times(seeds, 'seed')} ({_coverage(counts)}).",
+        *_diagnosis(top, images, count),
         _limits(images, count),
     ]
     return " ".join(sentences)
+
+
+def _diagnosis(top: Record, images: int, count: int) -> list[str]:
+    """What the floor says of the attack that came closest, unless it found everything anyway."""
+    words = [f"By its own objective this attack {top['floor']['text']}."] if top.get("floor") else []
+    notes = [f"Note: {note}." for note in top.get("notes") or []]
+    return [] if count == images else [*words, *notes]
 
 
 def _coverage(counts: Mapping[str, int]) -> str:

@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from undelta.cli.app import Seed, Settings, app, exit_if_interrupted
-from undelta.cli.progress import print_table, watching
+from undelta.cli.progress import print_floors, print_table, watching
+
+CustomModel = Annotated[
+    str | None, typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it.")
+]
+
+Initial = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Weights to start from, instead of those the scenario names.")
+]
 
 
 @app.command()
@@ -32,11 +40,12 @@ def simulate(
     observation: Annotated[Path, typer.Option(help="Where to write what the server sees.")],
     truth: Annotated[Path, typer.Option(help="Where to write the private images, for scoring.")],
     seed: Seed = 0,
+    initial: Initial = None,
 ) -> None:
     """Train one federated client and record its update."""
     from undelta.audit.jobs import simulate_job
 
-    done = simulate_job(scenario, observation_path=observation, truth_path=truth, seed=seed)
+    done = simulate_job(scenario, observation_path=observation, truth_path=truth, seed=seed, initial=initial)
     typer.echo(
         f"One client of {done.model} trained on {done.num_samples} images of {done.data} "
         f"(E={done.epochs}, B={done.batches}, learning rate {done.learning_rate:g}).\n"
@@ -58,10 +67,7 @@ def attack(
     weights: Annotated[
         Path | None, typer.Option(help="Layer weights, as `undelta tune` wrote them; --set wins over them.")
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it."),
-    ] = None,
+    model: CustomModel = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in --out.")] = False,
     checkpoint_seconds: Annotated[
         float, typer.Option(min=0, help="Time between checkpoints; the same command resumes after a crash.")
@@ -169,10 +175,30 @@ def observe(
 def score(
     directory: Annotated[Path, typer.Argument(help="What `undelta attack --out` wrote.")],
     truth: Annotated[Path, typer.Option(help="The private images, as `undelta simulate` wrote them.")],
+    observation: Annotated[
+        Path | None, typer.Option(help="The recorded update, if it is no longer where it was attacked.")
+    ] = None,
+    model: CustomModel = None,
 ) -> None:
-    """Compare a reconstruction with the truth."""
+    """Compare a reconstruction with the truth, and its loss with that of the truth."""
     from undelta.audit.jobs import score_job
 
-    record = score_job(directory, truth_path=truth)
+    record = score_job(directory, truth_path=truth, observation_path=observation, model=model)
     print_table([record])
     typer.echo(f"Pictures: {directory / 'reconstruction.png'}")
+
+
+@app.command()
+def floor(
+    scenario: Annotated[Path, typer.Argument(help="A TOML file; its keys are the fields of Scenario.")],
+    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="A simulated client for each.")] = "0",
+    initial: Initial = None,
+) -> None:
+    """How well each replay explains the update when it is given the private images themselves.
+
+    An attack cannot tell right from wrong below its replay's floor: choose one whose floor is low.
+    """
+    from undelta.audit.jobs import floor_job
+    from undelta.parsing import numbers
+
+    print_floors(floor_job(scenario, seeds=numbers("--seeds", seeds, int), initial=initial))

@@ -128,7 +128,8 @@ def reproduce(
     """
     with resumable():
         from undelta.errors import ConfigError
-        from undelta.reproduce.job import listing, parse_seeds, reproduce_job
+        from undelta.parsing import numbers
+        from undelta.reproduce.job import listing, reproduce_job
 
         if list_all:
             typer.echo("\n".join(listing()))
@@ -142,7 +143,7 @@ def reproduce(
             out=out,
             scale=scale,
             data=data,
-            seeds=parse_seeds(seeds),
+            seeds=None if seeds is None else numbers("--seeds", seeds, int),
             engine=engine,
             workers=workers,
             threads=threads,

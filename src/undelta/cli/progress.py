@@ -59,7 +59,7 @@ def print_table(records: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table()
-    columns = ("attack", "PSNR", "SSIM", "LPIPS", "mismatch", "steps", "s", "status")
+    columns = ("attack", "PSNR", "SSIM", "LPIPS", "mismatch", "floor", "steps", "s", "status")
     for column in columns:
         table.add_column(column, justify="left" if column in ("attack", "status") else "right", no_wrap=True)
     for record in records:
@@ -69,16 +69,43 @@ def print_table(records: list[dict[str, Any]]) -> None:
             _number(record["ssim"], ".3f"),
             _number(record["lpips"], ".3f"),
             _number(record["mismatch"], ".4f"),
+            _number((record.get("floor") or {}).get("mismatch"), ".4f"),
             str(record["iterations"]),
             _number(record["seconds"], ".0f"),
             record["status"],
         )
     Console().print(table)
+    for record in records:
+        if record.get("floor"):
+            typer.echo(f"{record['attack']}: {record['floor']['text']}.")
+        for note in record.get("notes") or []:
+            typer.echo(f"{record['attack']}: {note}.")
     if any(record["psnr"] is not None and record["lpips"] is None for record in records):
         from undelta.evaluation.lpips import HINT, find_weights
 
         if find_weights() is None:  # else it could not be computed for another reason, such as a diverged image
             typer.echo(HINT)
+
+
+def print_floors(columns: dict[str, list[float | None]]) -> None:
+    """A row for each replay, the lowest floors marked."""
+    from rich.console import Console
+    from rich.table import Table
+
+    means = {
+        name: sum(known) / len(known)
+        for name, values in columns.items()
+        if (known := [v for v in values if v is not None])
+    }
+    table = Table()
+    table.add_column("replay")
+    table.add_column("mismatch at the truth", justify="right")
+    table.add_column("spread", justify="right")
+    for name, values in columns.items():
+        known = [value for value in values if value is not None]
+        spread = f"{min(known):.2g} to {max(known):.2g}" if len(known) > 1 else ""
+        table.add_row(name, _number(means.get(name), ".5f"), spread)
+    Console().print(table)
 
 
 def _number(value: float | None, form: str) -> str:

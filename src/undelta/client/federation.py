@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
+from undelta.checkpoints import read_checkpoint
 from undelta.client.local import train
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
-from undelta.errors import ConfigError
+from undelta.errors import ConfigError, ObservationError
+from undelta.fitting import fit
 from undelta.models import build
 from undelta.observation import ImageSpec
 from undelta.seeding import global_stream, stream
 from undelta.updates import State
+
+log = logging.getLogger("undelta")
 
 
 def initial_model(scenario: Scenario, image: ImageSpec, *, seed: int, dtype: torch.dtype) -> nn.Module:
@@ -25,7 +30,22 @@ def initial_model(scenario: Scenario, image: ImageSpec, *, seed: int, dtype: tor
             model = builder(**scenario.model_arguments)
         else:
             model = build(scenario.model, scenario.model_arguments, shape=image.shape, classes=image.classes)
-    return model.to(dtype)
+    model = model.to(dtype)
+    if scenario.initial is not None:
+        load_initial(model, scenario.initial)
+    return model
+
+
+def load_initial(model: nn.Module, path: str) -> None:
+    """Give the model the weights of a checkpoint; prefixes and missing counters are mended as for `observe`."""
+    found, notes = read_checkpoint(path)
+    try:
+        state, more = fit(found, model, where=path)
+    except ObservationError as problem:
+        raise ConfigError(f"initial: {problem}. Set classes and model_arguments to what was trained") from problem
+    for note in (*notes, *more):
+        log.info(note)
+    model.load_state_dict(state)  # in the model's own precision
 
 
 def federate(

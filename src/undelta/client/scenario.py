@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from undelta.client.datasets import Dataset, open_dataset, pick
+from undelta.client.datasets import MAX_CLASSES, Dataset, open_dataset, pick
 from undelta.client.defenses import Defense, DpSgd, make_defenses
 from undelta.client.private import Private
 from undelta.errors import ConfigError
@@ -43,6 +43,10 @@ class Scenario:
     model: str = "cnn"
     """A built-in model, or ``package.module:function``."""
     model_arguments: Mapping[str, Any] = field(default_factory=dict)
+    initial: str | None = None
+    """A checkpoint that the server starts from (.safetensors, .pt, .npz); None draws a fresh network."""
+    classes: int | None = None
+    """Outputs of the model, where it has more than the data have classes; None: as many."""
     epochs: int = 10
     batches: int = 4
     learning_rate: float = 0.004
@@ -87,6 +91,8 @@ class Scenario:
         finite = all(map(math.isfinite, self.client_weights))
         if self.client_weights and (not finite or min(self.client_weights) < 0 or sum(self.client_weights) <= 0):
             raise ConfigError(f"expected finite client_weights >= 0 that are not all 0, got {self.client_weights}")
+        if self.classes is not None and not 1 <= self.classes <= MAX_CLASSES:
+            raise ConfigError(f"expected 1 <= classes <= {MAX_CLASSES}, got classes={self.classes}")
         make_defenses(self.defenses)
 
     @property
@@ -143,9 +149,10 @@ class Scenario:
 
     def _image_spec(self, dataset: Dataset) -> ImageSpec:
         side = self._side(dataset)
-        return ImageSpec(
-            shape=(dataset.channels, side, side), mean=dataset.mean, std=dataset.std, classes=dataset.classes
-        )
+        classes = dataset.classes if self.classes is None else self.classes
+        if classes < dataset.classes:
+            raise ConfigError(f"{dataset.name} has {dataset.classes} classes, more than classes={classes}")
+        return ImageSpec(shape=(dataset.channels, side, side), mean=dataset.mean, std=dataset.std, classes=classes)
 
     def _side(self, dataset: Dataset) -> int:
         return self.image_size or dataset.native_size or DEFAULT_SIZE

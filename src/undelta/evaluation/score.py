@@ -12,8 +12,10 @@ from undelta.attacker.reconstruction import Reconstruction
 from undelta.client.private import Private
 from undelta.errors import DataError
 from undelta.evaluation.backbones import BackboneName
+from undelta.evaluation.floor import Floor, floor
 from undelta.evaluation.lpips import CHANNELS, load_lpips
 from undelta.evaluation.metrics import RECOVERED_PSNR, fraction_recovered, mse, psnr, ssim
+from undelta.observation import Observation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +45,16 @@ class Score:
     fraction_recovered: float
     """The share of images whose PSNR is at least `recovered_psnr`."""
     recovered_psnr: float = RECOVERED_PSNR
+    floor: Floor | None = None
+    """The attack's own objective at the private images; None without the observation."""
 
 
 def score(
     reconstruction: Reconstruction,
     private: Private,
     *,
+    observation: Observation | None = None,
+    first_order: Tensor | None = None,
     recovered_psnr: float = RECOVERED_PSNR,
     lpips_backbone: BackboneName = "alex",
 ) -> Score:
@@ -57,6 +63,8 @@ def score(
     Args:
         reconstruction: What an attack returned.
         private: The truth.
+        observation: What the attack saw; needed for the floor.
+        first_order: The client's order in its first epoch, if known; the floor of an exact replay needs it.
         recovered_psnr: Decibels from which an image counts as recovered.
         lpips_backbone: "alex" or "vgg"; without its weights LPIPS is None.
 
@@ -100,6 +108,7 @@ def score(
         fraction_recovered=fraction_recovered(columns["psnr"], recovered_psnr),
         recovered_psnr=recovered_psnr,
         lpips_backbone=lpips_backbone,
+        floor=floor(reconstruction, private, observation, order=first_order) if observation else None,
         **{name: _mean(column) for name, column in columns.items()},
     )
 

@@ -29,7 +29,7 @@ def csv_table(entries: Sequence[Entry], labels: Mapping[str, str]) -> str:
     """One line per trial, in full precision; empty cells were not measured."""
     scenarios = [flat(entry.scenario) for entry in entries]
     fields = list(dict.fromkeys(key for values in scenarios for key in values))
-    numbers = ["psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "iterations", "seconds"]
+    numbers = ["psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "floor", "iterations", "seconds"]
     head = ["key", "scenario", "defense", "attack", "arguments", "seed", *numbers, "status", "error"]
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")

@@ -69,6 +69,14 @@ class Fields:
             return []
         return [Fields(item, self.path) for item in value] if isinstance(value, list) else self._refuse(key, "a list")
 
+    def texts(self, key: str) -> list[str]:
+        """A list of texts; none is an empty one."""
+        value = self.values.get(key)
+        if value is None:
+            return []
+        sound = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        return list(value) if sound else self._refuse(key, "a list of texts")
+
     def _refuse(self, key: str, expected: str) -> NoReturn:
         raise DataError(f"{self.path}: {key}: expected {expected}, got {_show(self.values.get(key))}")
 

@@ -48,6 +48,10 @@ class Entry:
     error: str | None = None
     metrics: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(METRICS))
     mismatch: float | None = None
+    floor: float | None = None
+    """The mismatch at the private images."""
+    findings: tuple[str, ...] = ()
+    """What the floor says of the attack, and the attack's own notes."""
     iterations: int | None = None
     seconds: float | None = None
     peak_memory_mb: float | None = None
@@ -238,6 +242,8 @@ def _entry(key: str, record: Fields, asked: Fields, pictures: Path | None) -> En
         error=record.optional_text("error"),
         metrics={name: record.number(name) for name in METRICS},
         mismatch=record.number("mismatch"),
+        floor=Fields(record.table("floor"), record.path).number("mismatch"),
+        findings=_findings(record),
         iterations=record.optional_whole("iterations"),
         seconds=record.number("seconds"),
         peak_memory_mb=record.number("peak_memory_mb"),
@@ -260,6 +266,11 @@ def _points(record: Fields, key: str, value: str) -> tuple[Point, ...]:
         Point(iteration=point.whole("iteration"), seconds=point.number("seconds"), value=point.number(value))
         for point in record.tables(key)
     )
+
+
+def _findings(record: Fields) -> tuple[str, ...]:
+    words = Fields(record.table("floor"), record.path).optional_text("text")
+    return (*([f"The attack {words}."] if words else []), *(f"Note: {note}." for note in record.texts("notes")))
 
 
 def _weights(record: Fields) -> dict[str, float] | None:

@@ -44,6 +44,12 @@ MEASURES = (
         form=".3g",
         hint="cosine distance of the update that its images would give, by the attack's own replay, from what it saw",
     ),
+    Measure(
+        key="floor",
+        title="Floor",
+        form=".3g",
+        hint="the mismatch of the same replay at the private images themselves; the attack never sees it",
+    ),
     Measure(key="iterations", title="Iterations", form=".0f", hint="of the attack"),
     Measure(key="seconds", title="Seconds", form=".1f", hint="the attack's own time on the machine that ran it"),
 )

@@ -220,16 +220,6 @@ def _render(wanted: Sequence[Reproduction], asked: Asked, out: Path) -> dict[str
     return {one.name: found[one.name] for one in wanted}
 
 
-def parse_seeds(text: str | None) -> tuple[int, ...] | None:
-    """Seeds from "0,1,2"."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError as problem:
-        raise ConfigError(f"--seeds: expected whole numbers such as 0,1,2, got {text!r}") from problem
-
-
 def listing() -> list[str]:
     """Each reproduction with what it shows and its number of trials per scale, a line each."""
     lines = []

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from undelta.client.datasets.arrays import open_npz
 from undelta.client.datasets.bundled import digits, faces, patches, photos
-from undelta.client.datasets.dataset import Dataset, pick
+from undelta.client.datasets.dataset import MAX_CLASSES, Dataset, pick
 from undelta.client.datasets.folders import open_folder
 from undelta.errors import DataError
 
-__all__ = ["SOURCES", "Dataset", "open_dataset", "origin_of", "pick"]
+__all__ = ["MAX_CLASSES", "SOURCES", "Dataset", "open_dataset", "origin_of", "pick"]
 
 SOURCES: dict[str, Callable[[], Dataset]] = {
     "photos": photos,

@@ -1,0 +1,214 @@
+"""What an attack minimizes, apart from how: so that evaluation can ask for its value at the truth.
+
+`Problem` prepares a method's replay, distance, weights and priors for one observation. `encode` writes these parts down
+as plain values and `decode` restores them, so that a reconstruction can say what it is the minimum of.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from undelta.attacker import canvas as canvases
+from undelta.attacker import distances, paths, priors, replays, weights
+from undelta.attacker.canvas import Canvas, Pixels
+from undelta.attacker.distances import Distance, mismatch, with_cotangent
+from undelta.attacker.priors import Off, OnMoments, Prior
+from undelta.attacker.pruned import sent_entries
+from undelta.attacker.replays import NOTHING, Replay, ReplayPart
+from undelta.attacker.weights import Uniform, WeightsPart
+from undelta.engine import Moments
+from undelta.errors import ConfigError
+from undelta.observation import Observation
+from undelta.updates import Update, layers_of, layers_within
+
+log = logging.getLogger("undelta")
+
+
+class Parts(Protocol):
+    """The fields of a method that its loss depends on."""
+
+    @property
+    def replay(self) -> ReplayPart:
+        """How dummy images become a dummy update."""
+
+    @property
+    def distance(self) -> Distance:
+        """Between the dummy update and the target."""
+
+    @property
+    def weights(self) -> WeightsPart:
+        """Weights of the layers in that distance."""
+
+    @property
+    def priors(self) -> tuple[Prior, ...]:
+        """Penalties on the dummy images."""
+
+    @property
+    def canvas(self) -> Canvas:
+        """How many dummy images there are for each private one."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether entries that look pruned are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Those fields alone."""
+
+    replay: ReplayPart
+    distance: Distance = distances.cosine
+    weights: WeightsPart = Uniform()
+    priors: tuple[Prior, ...] = ()
+    canvas: Canvas = Pixels()
+    masked: bool = False
+
+
+class Value(NamedTuple):
+    """An objective's value somewhere: the unweighted mismatch, and the terms that sum to the loss."""
+
+    mismatch: float
+    terms: dict[str, float]
+
+    @property
+    def loss(self) -> float:
+        """The sum of the terms."""
+        return sum(self.terms.values())
+
+
+class Problem:
+    """An objective prepared for an observation."""
+
+    def __init__(self, parts: Parts, observation: Observation, generator: torch.Generator) -> None:
+        self.parts = parts
+        self.replay: Replay = parts.replay(observation, generator)
+        prepared = [(_name(prior), prior(observation, self.replay)) for prior in parts.priors]
+        self.notes = tuple(penalty.note for _, penalty in prepared if isinstance(penalty, Off))
+        for note in self.notes:
+            _log_once(note)
+        self.penalties = {
+            name: penalty for name, penalty in prepared if penalty and not isinstance(penalty, OnMoments | Off)
+        }
+        self._on_moments = {name: prior.penalty for name, prior in prepared if isinstance(prior, OnMoments)}
+        self.layers = layers_within(layers_of(self.replay.network.model), self.replay.target)
+        self._sent = sent_entries(self.replay.target) if parts.masked else None
+
+    @property
+    def moment_prior(self) -> Callable[[Mapping[str, Moments]], Tensor] | None:
+        """The sum of the priors on what BatchNorms see; None without one."""
+        if not self._on_moments:
+            return None
+        return lambda moments: torch.stack([prior(moments) for prior in self._on_moments.values()]).sum()
+
+    def matched(self, update: Update) -> Update:
+        """The update without the entries that the client did not send, or a cotangent of it likewise."""
+        return update if self._sent is None else {name: value * self._sent[name] for name, value in update.items()}
+
+    def layer_weights(self, update: Update) -> Tensor:
+        """The layers' weights for this dummy update, (L,)."""
+        return self.parts.weights(self.layers, update, self.replay.target)
+
+    def distance(self, update: Update) -> tuple[Tensor, Update]:
+        """The weighted distance and its cotangent; weights follow the dummy update."""
+        by_parameter = {
+            name: weight
+            for layer, weight in zip(self.layers, self.layer_weights(update).unbind(), strict=True)
+            for name in layer.parameters
+        }
+        return with_cotangent(self.parts.distance, update, self.replay.target, by_parameter)
+
+    def value(self, images: Tensor, labels: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> tuple[Value, Update]:
+        """The objective at these dummy data, and the dummy update behind it."""
+        update, on_moments, _ = self.replay(images, labels, learned, self.moment_prior)
+        update = self.matched(update)
+        terms = {"distance": float(self.distance(update)[0])}
+        terms |= {name: float(penalty(images, labels)) for name, penalty in self.penalties.items()}
+        if self._on_moments:
+            terms[" and ".join(self._on_moments)] = float(on_moments)
+        return Value(mismatch(update, self.replay.target), terms), update
+
+
+@lru_cache(maxsize=256)
+def _log_once(note: str) -> None:
+    log.warning(note)
+
+
+def _name(prior: Prior) -> str:
+    """The name of a prior in records: TotalVariation is total_variation."""
+    words = re.findall(r"[A-Z]+[a-z0-9]*|[a-z0-9]+", getattr(prior, "__name__", type(prior).__name__))
+    return "_".join(words).lower()
+
+
+def _known() -> dict[str, Any]:
+    modules = (replays, paths, distances, weights, priors, canvases)
+    public = [(name, part) for module in modules for name, part in vars(module).items() if name[0] != "_"]
+    return {name: part for name, part in public if is_dataclass(part) or inspect.isfunction(part)}
+
+
+_PARTS = _known()
+
+
+def encode(parts: Parts) -> dict[str, Any] | None:
+    """The objective as plain values; None where a part holds something else, such as a generator of images.
+
+    >>> from undelta.attacker.replays import CoarseRollout
+    >>> encode(Objective(replay=CoarseRollout(steps=5)))["replay"]
+    {'part': 'CoarseRollout', 'steps': 5}
+    """
+    try:
+        return {field.name: _encoded(getattr(parts, field.name)) for field in fields(Objective)}
+    except TypeError:
+        return None
+
+
+def _encoded(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return [_encoded(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        name = _registered(type(value))
+        return {"part": name} | {field.name: _encoded(getattr(value, field.name)) for field in fields(value)}
+    if inspect.isfunction(value):
+        return {"function": _registered(value)}
+    raise TypeError(f"no plain value: {type(value).__name__}")
+
+
+def _registered(part: Any) -> str:
+    """Its name, under which a part of the user's own is found again in this process."""
+    name = part.__name__
+    if _PARTS.setdefault(name, part) is not part:
+        raise TypeError(f"two parts are called {name}")
+    return str(name)
+
+
+def decode(values: Mapping[str, Any]) -> Objective:
+    """The objective that `encode` wrote down."""
+    try:
+        objective = Objective(**{name: _decoded(value) for name, value in values.items()})
+    except (TypeError, KeyError, ValueError, AttributeError) as problem:
+        raise ConfigError(f"not a readable objective ({problem})") from problem
+    for part in (objective.replay, objective.distance, objective.weights, *objective.priors):
+        if not callable(part):
+            raise ConfigError(f"not a readable objective (expected a part, got {part!r})")
+    return objective
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_decoded(item) for item in value)
+    if isinstance(value, Mapping):
+        if "function" in value:
+            return _PARTS[value["function"]]
+        arguments = {key: _decoded(item) for key, item in value.items() if key != "part"}
+        return _PARTS[value["part"]](**arguments)
+    return value
