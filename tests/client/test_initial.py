@@ -32,7 +32,7 @@ def save(path: Path, state: dict[str, torch.Tensor]) -> str:
     if path.suffix == ".safetensors":
         save_file(state, path)
     elif path.suffix == ".npz":
-        np.savez(path, **{name: value.numpy() for name, value in state.items()})
+        np.savez(path, **{name: value.numpy() for name, value in state.items()})  # type: ignore[arg-type]
     else:
         torch.save({"state_dict": state, "epoch": 3}, path)
     return str(path)
