@@ -70,8 +70,10 @@ def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) ->
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        inner = next(argument for argument in arguments if argument is not type(None))
-        return _convert(inner, value, where, error)
+        # Of a table and something else, the value says which is meant.
+        inner = [argument for argument in arguments if argument is not type(None)]
+        fitting = [kind for kind in inner if is_dataclass(kind) == isinstance(value, Mapping)]
+        return _convert((fitting or inner)[0], value, where, error)
     if origin is Literal:
         if value not in arguments:
             raise error(f"{where}: {unknown('value', value, map(str, arguments))}")

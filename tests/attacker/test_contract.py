@@ -37,7 +37,7 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 """Every attack, with settings that keep it short."""
 
-GRANTED = ("awa", "idlg_fedavg", "ig", "sapag", "agic", "sme")
+GRANTED = ("idlg_fedavg", "ig", "sapag", "agic", "sme")
 """Attacks that take the labels as granted by default; the others infer or optimize them."""
 
 COUNTING = ("geng", "geng_gradient", "dlfa")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -90,6 +91,47 @@ class ErrorEnhanced:
         # Replace, not multiply: the ramps already favor deep layers (AWA eq_weight_aug).
         weights[largest_errors(layers, dummy, target, self.q.p_mean, self.q.p_var)] = self.q.enhanced
         return weights
+
+
+Family = Literal["cnn", "vgg", "resnet", "vit"]
+
+FAMILIES: dict[Family, Q] = {
+    "cnn": Q(conv=0.1, norm=1.0, linear=0.1, enhanced=1.0, p_mean=0.0, p_var=0.0),
+    "vgg": Q(conv=0.1, norm=1.0, linear=0.1, enhanced=1.0, p_mean=0.0, p_var=0.0),
+    "resnet": Q(conv=695.0, norm=899.0, linear=4.4, enhanced=1.0, p_mean=0.0, p_var=0.0),
+    "vit": Q(conv=1.0, norm=1.0, linear=1.0, enhanced=1.0, p_mean=0.0, p_var=0.0),
+}
+"""Tuned on public images, one network of each family; docs/tuning.md has commands and records."""
+
+DEEP = 6  # convolutions from which a network without norms counts as a VGG
+
+
+def family_of(layers: Sequence[Layer]) -> Family:
+    """The family whose Q fits best, by the kinds of a network's layers."""
+    count = Counter(layer.kind for layer in layers)
+    if count["linear"] > count["conv"] and count["norm"]:
+        return "vit"
+    if count["norm"]:
+        return "resnet"
+    return "vgg" if count["conv"] >= DEEP else "cnn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByFamily:
+    """The paper's weights with the Q of the network's own family: ramps, or with the enhancement too."""
+
+    enhanced: bool = True
+
+    def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
+        """Weights for the current dummy update, (L,)."""
+        return weights_of(FAMILIES[family_of(layers)], enhanced=self.enhanced)(layers, dummy, target)
+
+
+def weights_of(q: Q, *, enhanced: bool) -> Ramps | ErrorEnhanced:
+    """A Q's ramps, or with the enhancement of the layers with the largest errors too."""
+    if enhanced and min(q.p_mean, q.p_var) > 0:
+        return ErrorEnhanced(q=q)
+    return Ramps(conv=q.conv, norm=q.norm, linear=q.linear, other=q.other)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from undelta.cli.app import Seed, Settings, app, exit_if_interrupted
-from undelta.cli.progress import print_floors, print_table, watching
+from undelta.cli.progress import print_containment, print_floors, print_table, watching
 
 CustomModel = Annotated[
     str | None, typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it.")
@@ -186,6 +186,22 @@ def score(
     record = score_job(directory, truth_path=truth, observation_path=observation, model=model)
     print_table([record])
     typer.echo(f"Pictures: {directory / 'reconstruction.png'}")
+
+
+@app.command()
+def contains(
+    observation: Annotated[Path, typer.Argument(help="A recorded update.")],
+    images: Annotated[Path, typer.Option(help="A picture, or a folder of pictures, to look for.")],
+    reference: Annotated[
+        str, typer.Option(metavar="DATA", help="Images that took no part, to compare with: a source or a folder.")
+    ] = "patches",
+    model: CustomModel = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for the results.")] = None,
+) -> None:
+    """Test whether given pictures took part in an update. Needs no labels, learning rate or epochs."""
+    from undelta.audit.containment import contains_job
+
+    print_containment(contains_job(observation, images, reference=reference, model=model, out=out))
 
 
 @app.command()

@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from undelta.attacker.matching import Watch
     from undelta.attacker.reconstruction import Moment
+    from undelta.audit.containment import Found
 
 
 class Progress:
@@ -85,6 +86,21 @@ def print_table(records: list[dict[str, Any]]) -> None:
 
         if find_weights() is None:  # else it could not be computed for another reason, such as a diverged image
             typer.echo(HINT)
+
+
+def print_containment(found: list[Found]) -> None:
+    """A row for each picture."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("picture")
+    table.add_column("outside of the update's span", justify="right")
+    table.add_column("p-value", justify="right")
+    for name, containment in found:
+        table.add_row(name, f"{containment.outside:.2g}", f"{containment.p_value:.3f}")
+    Console().print(table)
+    typer.echo("p-value: the share of reference images that look as contained as this one, at least one of them.")
 
 
 def print_floors(columns: dict[str, list[float | None]]) -> None:

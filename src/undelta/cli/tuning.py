@@ -22,7 +22,9 @@ def tune(
         int | None,
         typer.Option(min=0, help="Iterations of a last run with the best; the attack's own; 0: no such run."),
     ] = None,
-    box: Annotated[str, typer.Option(help="What is searched: paper or wide.")] = "paper",
+    box: Annotated[
+        str, typer.Option(help="What is searched: paper, weights (ramps may fall) or wide (priors, too).")
+    ] = "paper",
     objective: Annotated[
         str, typer.Option(help="mismatch, the paper's f(Q); or shadow, image quality on public images.")
     ] = "mismatch",

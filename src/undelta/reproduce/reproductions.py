@@ -221,6 +221,7 @@ def _settings(
     """Attack and settings of a method; all of the paper's share iterations, optimizer and regularizers."""
     iterations = scale.large_iterations if reproduction.large else scale.iterations
     common: dict[str, Any] = {"steps": iterations, "learning_rate": scale.attack_rate, **scale.priors}
+    awa = {"setting": "paper", **common}
     geng: dict[str, Any] = {"labels": "disclosed"}  # the paper takes labels as known for all
     if scale.geng_nodes is not None:
         geng["nodes"] = scale.geng_nodes
@@ -228,9 +229,9 @@ def _settings(
         IDLG: ("idlg_fedavg", common),
         AGIC: ("agic", common),
         GENG: ("geng", {**common, **geng}),
-        APPROXIMATION: ("awa", {**common, "form": "approximation"}),
-        LINEAR: ("awa", {**common, "form": "linear"}),
-        AWA: ("awa", common),
-        TUNED: ("awa", {**common, "q": dict(tuned or {})}),
+        APPROXIMATION: ("awa", {**awa, "form": "approximation"}),
+        LINEAR: ("awa", {**awa, "form": "linear"}),
+        AWA: ("awa", awa),
+        TUNED: ("awa", {**awa, "q": dict(tuned or {})}),
         STRONGEST: ("strongest", {**scale.strongest, **scale.priors}),
     }[method]

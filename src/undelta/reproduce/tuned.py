@@ -56,7 +56,7 @@ def tune(
         random=scale.tuning_random,
         steps=scale.tuning_iterations,
         prune=False,  # the paper evaluates every trial in full
-        arguments={"learning_rate": scale.attack_rate, **scale.priors},
+        arguments={"setting": "paper", "learning_rate": scale.attack_rate, **scale.priors},
         seed=seed,
         workers=workers,
         threads=threads,

@@ -55,7 +55,10 @@ WIDE: Box = (
 )
 """Also ramps that decrease, the replay's place on the path, and the coefficients of the priors."""
 
-BOXES: dict[str, Box] = {"paper": PAPER, "wide": WIDE}
+WEIGHTS: Box = WIDE[: len(KINDS) + len(ENHANCEMENT)]
+"""Of the wide one, the sides of Q alone: the replay's place and the priors stay as they are."""
+
+BOXES: dict[str, Box] = {"paper": PAPER, "weights": WEIGHTS, "wide": WIDE}
 
 _Q_FIELDS = {field.name for field in fields(Q)}
 
@@ -67,7 +70,7 @@ def choose_box(name: str, observation: Observation, attack: str, arguments: Mapp
     "linear" enhances nothing.
 
     Args:
-        name: "paper" or "wide".
+        name: "paper", "weights" or "wide".
         observation: The update; only its layers count.
         attack: The name of an attack that weighs layers by a Q.
         arguments: Settings that stay as they are; one that the box would tune is refused.

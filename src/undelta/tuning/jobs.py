@@ -79,7 +79,7 @@ def tune_job(
         trials: How many points to evaluate, the random ones included.
         random: How many of them are random.
         steps: Attack iterations of each evaluation.
-        box: "paper" or "wide".
+        box: "paper", "weights" or "wide".
         objective: "mismatch", f(Q) of the paper; or "shadow", image quality on clients of the attacker's own.
         public: Where the images of those clients come from; they must not be the real client's.
         shadow_draws: How many such clients.

@@ -1,45 +1,67 @@
 """The approximate and weighted attack (Song, Wang and Zuazua, IEEE Transactions on Big Data).
 
-Replay one interpolated epoch, weight its layers by Q, and match by cosine. The paper leaves the coefficients of
-its regularizers, the box, signs and decays open; the defaults here are ours.
+Replay one interpolated epoch, weight its layers by Q, and match by cosine. The paper leaves the coefficients of its
+regularizers, the box, signs and decays open, and tunes Q for one network. Two settings: "measured", what works on many
+networks (docs/deep-networks.md), and "paper", the paper's optimizer, iterations and Q.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from undelta.attacker.labels import label_source
 from undelta.attacker.matching import GradientMatching
-from undelta.attacker.optimizers import Adam, constant, three_step
+from undelta.attacker.optimizers import Adam, Schedule, cosine_decay, three_step
 from undelta.attacker.priors import BatchNormStatistics, Source, TotalVariation
 from undelta.attacker.replays import InterpolatedEpoch
-from undelta.attacker.weights import PAPER_Q, ErrorEnhanced, Q, Ramps, Uniform, WeightsPart
+from undelta.attacker.weights import PAPER_Q, ByFamily, ErrorEnhanced, Q, Ramps, Uniform, WeightsPart
 from undelta.errors import ConfigError
 
 Form = Literal["approximation", "linear", "enhanced"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What the paper leaves open, or fixes."""
+
+    q: Literal["family", "paper"]
+    steps: int
+    learning_rate: float
+    schedule: Schedule
+    tv: float
+    labels: str
+
+
+SETTINGS: dict[str, Setting] = {
+    "measured": Setting(q="family", steps=1000, learning_rate=1.0, schedule=cosine_decay, tv=0.03, labels="auto"),
+    "paper": Setting(q="paper", steps=10_000, learning_rate=0.1, schedule=three_step, tv=0.01, labels="disclosed"),
+}
+
+
 def awa(
     *,
+    setting: Literal["measured", "paper"] = "measured",
     form: Form = "enhanced",
-    q: Q = PAPER_Q,
+    q: Q | Literal["family", "paper"] | None = None,
     position: float = 0.0,
-    steps: int = 10_000,
-    learning_rate: float = 0.1,
-    tv: float = 0.01,
+    steps: int | None = None,
+    learning_rate: float | None = None,
+    tv: float | None = None,
     bn: float = 0.001,
     bn_source: Source = "server",
     signed: bool = False,
-    decay: bool = True,
     box: bool = True,
     restarts: int = 1,
-    labels: str = "disclosed",
+    labels: str | None = None,
 ) -> GradientMatching:
-    """The paper's attack.
+    """The paper's attack. None takes the setting's value.
 
     Args:
+        setting: "measured": a large rate with cosine decay, and the Q of the network's family. "paper": Adam at 0.1 for
+            10 000 iterations and the paper's Q; its coefficients and decay are ours, since the paper gives none.
         form: The paper's three ablation forms: approximation alone, with linear ramps, with enhanced weights too.
-        q: The layer weights' parameters; the default is what the paper tuned for ResNet-18.
+        q: The layer weights' parameters: values of your own, "family", or "paper", tuned there for ResNet-18.
         position: Where along the interpolated path the epoch starts: 0 as in the paper, 0.5 the midpoint.
         steps: Attack iterations.
         learning_rate: Adam's.
@@ -47,10 +69,9 @@ def awa(
         bn: Weight of the BatchNorm prior.
         bn_source: Whose statistics the prior trusts.
         signed: Step along the gradient's sign only.
-        decay: Divide the rate by ten at 3/8, 5/8 and 7/8 of the iterations.
         box: Keep pixels in range.
         restarts: Independent tries, chosen by the attacker's own mismatch.
-        labels: Where labels come from; the paper takes them as known.
+        labels: Where labels come from. The paper takes them as known; "auto" infers them where none are granted.
 
     >>> from undelta import Scenario, disclose
     >>> small = {"width": 4, "hidden": 16}
@@ -60,22 +81,36 @@ def awa(
     >>> reconstruction.images.shape, reconstruction.iterations, reconstruction.status
     (torch.Size([2, 1, 8, 8]), 12, 'completed')
     """
-    weights: dict[str, WeightsPart] = {
-        "approximation": Uniform(),
-        "linear": Ramps(conv=q.conv, norm=q.norm, linear=q.linear, other=q.other),
-        "enhanced": ErrorEnhanced(q=q),
-    }
-    if form not in weights:
-        raise ConfigError(f"expected form {', '.join(weights)}, got {form!r}")
+    if setting not in SETTINGS:
+        raise ConfigError(f"expected setting {', '.join(SETTINGS)}, got {setting!r}")
+    chosen = SETTINGS[setting]
     return GradientMatching(
         replay=InterpolatedEpoch(position=position),
-        weights=weights[form],
-        priors=(TotalVariation(weight=tv), BatchNormStatistics(weight=bn, source=bn_source)),
-        optimizer=Adam(learning_rate=learning_rate),
-        labels=label_source(labels),
-        schedule=three_step if decay else constant,
+        weights=_weights(form, chosen.q if q is None else q),
+        priors=(
+            TotalVariation(weight=chosen.tv if tv is None else tv),
+            BatchNormStatistics(weight=bn, source=bn_source),
+        ),
+        optimizer=Adam(learning_rate=chosen.learning_rate if learning_rate is None else learning_rate),
+        labels=label_source(chosen.labels if labels is None else labels),
+        schedule=chosen.schedule,
         signed=signed,
         box=box,
-        steps=steps,
+        steps=chosen.steps if steps is None else steps,
         restarts=restarts,
     )
+
+
+def _weights(form: Form, q: Q | Literal["family", "paper"]) -> WeightsPart:
+    if form not in ("approximation", "linear", "enhanced"):
+        raise ConfigError(f"expected form approximation, linear or enhanced, got {form!r}")
+    if form == "approximation":
+        return Uniform()
+    if q == "family":
+        return ByFamily(enhanced=form == "enhanced")
+    values = PAPER_Q if q == "paper" else q
+    if not isinstance(values, Q):
+        raise ConfigError(f"expected q family, paper or a table of weights, got {q!r}")
+    if form == "enhanced":
+        return ErrorEnhanced(q=values)
+    return Ramps(conv=values.conv, norm=values.norm, linear=values.linear, other=values.other)
