@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
 from undelta.attacker.attacks import gradinversion, strongest
-from undelta.attacker.attacks.strongest import CLIPPED, FLAT, MACRO_STEPS, RESOLVED, path_stretch, resolving_steps
+from undelta.attacker.attacks.strongest import CLIPPED, FLAT, MACRO_STEPS, RESOLVED, path_stretch, resolving
 from undelta.attacker.distances import mismatch
 from undelta.attacker.loop import Loop
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.matching import GradientMatching, Phases
+from undelta.attacker.optimizers import Adam
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replays import CoarseRollout, OneStep, Replay, ReplayPart
 from undelta.client.disclose import disclose, disclose_with_secrets
@@ -71,34 +73,61 @@ def test_a_single_step_is_matched_where_it_was_made_also_without_its_rate(monkey
         assert all(torch.equal(value, observation.initial[name]) for name, value in replay.start.items())
 
 
-def test_macro_steps_are_as_many_as_resolve_the_path() -> None:
-    for rate in (0.1, 2.0):
-        scenario = replace(SCENARIO, learning_rate=rate, epochs=20)
-        observation = disclose(scenario.draw(0), scenario)
-        guess = strongest(steps=3).midpoint(observation)
-
-        def gap(count: int, observation: Observation = observation, guess: Reconstruction = guess) -> float:
-            parts: list[ReplayPart] = [CoarseRollout(steps=count), CoarseRollout(steps=2 * count)]
-            inputs = observation.image.normalize(guess.images)
-            one, two = (part(observation, stream("test"))(inputs, guess.labels).update for part in parts)
-            return mismatch(one, two)
-
-        chosen = resolving_steps(observation, guess, OneStep(position=0.5))
-        assert chosen == MACRO_STEPS[-1] or gap(chosen) <= RESOLVED
-        assert all(gap(count) > RESOLVED for count in MACRO_STEPS if count < chosen)
+@pytest.mark.parametrize("reached", [1.0, 0.1, 0.01, 1e-4])
+@pytest.mark.parametrize("rate", [0.1, 2.0])
+def test_the_replay_is_as_fine_as_what_the_images_leave_unexplained(rate: float, reached: float) -> None:
+    scenario = replace(SCENARIO, learning_rate=rate, epochs=20)
+    observation = disclose(scenario.draw(0), scenario)
+    guess = replace(strongest(steps=3).midpoint(observation), mismatch=reached)
+    inputs = observation.image.normalize(guess.images)
+    parts: list[ReplayPart] = [OneStep(position=0.5), *(CoarseRollout(steps=count) for count in MACRO_STEPS)]
+    updates = [part(observation, stream("test"))(inputs, guess.labels).update for part in parts]
+    gaps = [mismatch(one, two) for one, two in pairwise(updates)]
+    chosen = parts.index(resolving(observation, guess, parts[0]))
+    assert chosen == len(parts) - 1 or gaps[chosen] <= RESOLVED * reached
+    assert all(gap > RESOLVED * reached for gap in gaps[:chosen])
 
 
-def test_a_straight_path_needs_no_steps_and_the_midpoint_goes_on_with_the_rollouts_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_replay_is_never_chosen_rougher_than_before() -> None:
+    observation = disclose(SCENARIO.draw(0), replace(SCENARIO, epochs=20))
+    guess = replace(strongest(steps=3).midpoint(observation), mismatch=1.0)
+    assert resolving(observation, guess, CoarseRollout(steps=10)) == CoarseRollout(steps=10)
+
+
+def test_a_path_of_few_full_batch_steps_is_not_cut_finer_than_it_was() -> None:
+    scenario = replace(SCENARIO, epochs=3, batches=1, learning_rate=2.0)
+    observation = disclose(scenario.draw(0), scenario)
+    guess = replace(strongest(steps=3).midpoint(observation), mismatch=1e-9)
+    assert resolving(observation, guess, OneStep(position=0.5)) == CoarseRollout(steps=3)
+
+
+def test_a_straight_path_needs_no_rollout_and_the_midpoint_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = replace(SCENARIO, learning_rate=1e-4)
     observation = disclose(scenario.draw(0), scenario)
-    assert resolving_steps(observation, truth(), OneStep(position=0.5)) == 0
     *_, last = replays_of(observation, monkeypatch)
     torch.testing.assert_close(last.start, OneStep(position=0.5)(observation, stream("test")).start)
     attack = strongest(steps=7, rollout_steps=3)
     assert attack(observation).iterations == 2 * 7 + 3 * MACRO_STEPS[0]
     assert replace(attack, macro_steps=2)(observation).iterations == 2 * 7 + 3  # whoever asks for steps gets them
+
+
+def test_rounds_share_the_time_and_get_finer_as_the_mismatch_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = iter([CoarseRollout(steps=5), CoarseRollout(steps=10), CoarseRollout(steps=20), CoarseRollout(steps=20)])
+    monkeypatch.setattr(MODULE, "resolving", lambda *_: next(parts))
+    observation = disclose(SCENARIO.draw(0), SCENARIO)
+    result = strongest(steps=2, rollout_steps=16)(observation)
+    # 2 x 2 iterations, then 40 gradients in steps of 5, then 40 in steps of 20.
+    assert result.iterations == 2 * 2 + 40 // 5 + 40 // 20
+
+
+def test_a_phase_that_ends_worse_than_it_began_is_undone() -> None:
+    observation = disclose(SCENARIO.draw(0), SCENARIO)
+    sound = GradientMatching(replay=OneStep(position=0.5), steps=30)
+    astray = GradientMatching(replay=OneStep(position=0.5), optimizer=Adam(learning_rate=50.0), box=False, steps=11)
+    alone, both = sound(observation), Phases(phases=(sound, astray))(observation)
+    assert torch.equal(both.images, alone.images)
+    assert both.mismatch == alone.mismatch
+    assert both.iterations == 41
 
 
 def test_restarts_and_groups_are_for_the_first_phase_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +232,8 @@ def test_the_midpoint_of_a_clipped_update_is_looked_for_further_out(monkeypatch:
     *_, last = replays_of(disclose(single.draw(0), single), monkeypatch)
     assert all(torch.equal(last.start[name], value) for name, value in observation.initial.items())  # not of one step
     monkeypatch.setattr(MODULE, "path_stretch", lambda *_: 0.9 * CLIPPED)
-    assert len(replays_of(observation, monkeypatch)) == 3
+    straight = disclose(SCENARIO.draw(0), replace(SCENARIO, learning_rate=1e-4))
+    assert len(replays_of(straight, monkeypatch)) == 3
 
 
 def test_a_path_that_few_steps_do_not_resolve_is_not_taken_for_a_clipped_one() -> None:

@@ -363,3 +363,22 @@ def test_without_optuna_one_line_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert done.stderr == 'undelta: undelta tune needs optuna: pip install "undelta[tune]"\n'
+
+
+def test_an_attack_with_q_tune_is_the_papers_whole_algorithm(tmp_path: Path) -> None:
+    small = {"width": 4, "hidden": 16}
+    scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1, grant_labels=False)
+    seen = tmp_path / "seen.safetensors"
+    save_observation(disclose(scenario.draw(0), scenario, seed=0), seen)
+    words = ["attack", str(seen), "--attack", "awa", "--set", "q=tune", "--steps", "7", "--out", str(tmp_path / "run")]
+    monkey = {"trials": 3, "random": 2, "steps": 4}
+    tune = sys.modules["undelta.cli.attacking"].tune_and_attack
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("undelta.cli.attacking.tune_and_attack", lambda *given, **named: tune(*given, **named, **monkey))
+        result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    tuned = json.loads((tmp_path / "run" / "tuning.json").read_text())
+    assert len(tuned["trials"]) == 3
+    (record,) = json.loads((tmp_path / "run" / "results.json").read_text())["records"]
+    assert record["iterations"] == 7
+    assert record["attack_arguments"]["q"]

@@ -226,7 +226,11 @@ Phase = GradientMatching | tuple[GradientMatching, ...] | Next
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
-    """Attacks in a row, each starting where the one before ended."""
+    """Attacks in a row, each starting where the one before ended.
+
+    A phase that ends with a larger mismatch than it began with, by its own replay, is undone: it never ends worse, by
+    the attacker's own evidence, than the one before.
+    """
 
     phases: tuple[Phase, ...]
 
@@ -276,6 +280,8 @@ class Phases:
             best, attack = min(results, key=lambda pair: _rank(pair[0]))
             if results[-1][0].status == "interrupted":
                 best = replace(best, status="interrupted")
+            if found and _lost(best):
+                continue
             found.append((best, attack))
             if best.status != "completed":
                 break
@@ -293,6 +299,11 @@ def _tries(phase: Phase, before: tuple[Reconstruction, GradientMatching] | None)
         raise ConfigError("the first phase has nothing before it to depend on")
     following = phase(*before)
     return () if following is None else (following,)
+
+
+def _lost(result: Reconstruction) -> bool:
+    """Whether a phase ended worse than it began."""
+    return result.status == "completed" and bool(result.history) and result.mismatch > result.history[0].mismatch
 
 
 def _start(observation: Observation, result: Reconstruction) -> Start:

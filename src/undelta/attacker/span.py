@@ -1,9 +1,9 @@
 """The span test: does an update contain given images? It needs neither labels nor learning rate nor epochs.
 
-The update of a layer's weight matrix is a sum of outer products, ΔW = Σ δ ⊗ a, over all inputs a that the layer saw: its
-row space is spanned by them. Where they are fewer than the matrix is wide and high, most directions are free, and the
-inputs that a client's own image causes lie in the span, while those of any other image stick out. So a server that
-*guesses* an image can confirm the guess with one forward pass (docs/threat-model.md).
+The update of a layer's weight matrix is a sum of outer products, ΔW = Σ δ ⊗ a, over all inputs a that the layer saw, so
+they span its row space. Where they are fewer than the matrix is wide and high, most directions are free, and the inputs
+that a client's own image causes lie in the span, while those of any other image stick out. So a server that *guesses*
+an image can confirm the guess with one forward pass (docs/threat-model.md).
 """
 
 from __future__ import annotations
@@ -145,9 +145,8 @@ def _model(observation: Observation) -> nn.Module:
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d | nn.Linear]]:
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            yield name, module
-        elif isinstance(module, nn.Conv2d) and module.groups == 1 and isinstance(module.padding, tuple):
+        plain = isinstance(module, nn.Conv2d) and module.groups == 1 and isinstance(module.padding, tuple)
+        if plain or isinstance(module, nn.Linear):
             yield name, module
 
 

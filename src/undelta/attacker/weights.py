@@ -98,7 +98,7 @@ Family = Literal["cnn", "vgg", "resnet", "vit"]
 FAMILIES: dict[Family, Q] = {
     "cnn": Q(conv=0.1, norm=1.0, linear=0.1, enhanced=1.0, p_mean=0.0, p_var=0.0),
     "vgg": Q(conv=0.1, norm=1.0, linear=0.1, enhanced=1.0, p_mean=0.0, p_var=0.0),
-    "resnet": Q(conv=695.0, norm=899.0, linear=4.4, enhanced=1.0, p_mean=0.0, p_var=0.0),
+    "resnet": Q(conv=40.29, norm=0.001, linear=0.00164, enhanced=1.0, p_mean=0.0, p_var=0.0),
     "vit": Q(conv=1.0, norm=1.0, linear=1.0, enhanced=1.0, p_mean=0.0, p_var=0.0),
 }
 """Tuned on public images, one network of each family; docs/tuning.md has commands and records."""

@@ -10,6 +10,7 @@ import typer
 
 from undelta.cli.app import Seed, Settings, app, exit_if_interrupted
 from undelta.cli.progress import print_containment, print_floors, print_table, watching
+from undelta.cli.tuning import tune as tune_and_attack
 
 CustomModel = Annotated[
     str | None, typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it.")
@@ -79,6 +80,7 @@ def attack(
 ) -> None:
     """Reconstruct images from a recorded update. Never reads the truth.
 
+    The paper's whole algorithm, its layer weights tuned on this update: --attack awa --set q=tune (see undelta tune).
     To share the work among processes or GPUs: torchrun --nproc-per-node 2 -m undelta attack ...
     """
     from undelta.audit.config import load_weights, parse_settings
@@ -86,6 +88,19 @@ def attack(
     from undelta.engine import set_memory_limit
 
     set_memory_limit(int(memory * 2**30))
+    if "q=tune" in (settings or []):
+        tune_and_attack(
+            observation,
+            attack=attack or "awa",
+            settings=[word for word in settings or [] if word != "q=tune"],
+            final_steps=steps,
+            out=out,
+            seed=seed,
+            model=model,
+            device=device,
+            checkpoint_seconds=checkpoint_seconds,
+        )
+        return
     first = os.environ.get("RANK", "0") == "0"  # under torchrun one process speaks for all
     tuned: dict[str, Any] = {}
     if weights is not None:

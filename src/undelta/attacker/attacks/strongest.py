@@ -1,14 +1,15 @@
 """Our own composite: the worst case that an auditor should report. What each part gave is in docs/strongest.md.
 
-First the mean gradient at the path's midpoint, which is cheap and soon good, with layers weighted alike and by rising
-ramps; what explains the update better goes on. Then the client's whole path, rolled out from θ on the dummy images
-themselves in a few macro-steps, which removes the midpoint's systematic error; where the path is so straight that there
-is none, the midpoint phase goes on instead.
+First the mean gradient at the path's midpoint, which is cheap and soon good, tried with several layer weights; what
+explains the update better is kept. Then, in rounds, the cheapest replay that resolves the client's path as finely as
+the images so far explain the update: the midpoint while it does, then the whole path, rolled out from θ on the dummy
+images themselves in more and more macro-steps.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -18,31 +19,40 @@ from undelta.attacker.journal import Journal
 from undelta.attacker.labels import label_source
 from undelta.attacker.matching import GradientMatching, Phases, Watch
 from undelta.attacker.optimizers import Adam, cosine_decay
-from undelta.attacker.priors import BatchNormStatistics, Source, TotalVariation
+from undelta.attacker.priors import BatchNormStatistics, ColorVariation, Prior, Source, TotalVariation
 from undelta.attacker.pruned import sent_entries
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep, ReplayPart
-from undelta.attacker.weights import PAPER_Q, Ramps, Uniform, WeightsPart
+from undelta.attacker.weights import FAMILIES, Ramps, Uniform, WeightsPart, weights_of
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.seeding import stream
 from undelta.updates import Update, inner
 
-FLAT, RISING = Uniform(), Ramps(conv=PAPER_Q.conv, norm=PAPER_Q.norm, linear=PAPER_Q.linear)
+FLAT, RISING = Uniform(), weights_of(FAMILIES["resnet"], enhanced=False)
 # Early layers see the pixels; on an exact replay their share of the update is worth more, if flat weights did well.
 FALLING = Ramps(conv=0.1, norm=0.1, linear=0.1)
 
 MACRO_STEPS = (5, 10, 20)
-RESOLVED = 0.01  # twice as many macro-steps change the simulated update by no more than this cosine distance
-STRAIGHT = 0.001  # the first macro-steps change the midpoint's gradient by no more than this
+RESOLVED = 0.3  # of the mismatch so far: what a finer replay may change the simulated update by
+ROUNDS = 2  # of the time after the first phase; before each the replay is chosen anew
+LATER = 0.1  # of the mismatch so far: what the rounds to come may reach
 
 AGREE = 0.1  # lengths of one path in few and in twice as many macro-steps, if they resolve it
 CLIPPED = 1.5  # times shorter than its path: an update that its client did not send whole
 
 
 @dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Layer weights, and the priors that go with them."""
+
+    weights: WeightsPart
+    priors: tuple[Prior, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Composite:
-    """A midpoint phase, and a rollout phase with as many macro-steps as the path needs.
+    """A midpoint phase, and rounds with as fine a replay as the path needs.
 
     Of a clipped update the midpoint lies further out than it says. Where the path that the first images would give is
     much longer than the update, the midpoint phase is done again, there.
@@ -50,10 +60,10 @@ class Composite:
 
     midpoint: GradientMatching
     rollout: GradientMatching
-    weights: tuple[WeightsPart, ...]
-    """Of the layers; all are tried in the midpoint phase."""
+    candidates: tuple[Candidate, ...]
+    """All are tried in the midpoint phase."""
     macro_steps: int | None
-    """None: chosen by step doubling on the midpoint phase's images, without any truth."""
+    """None: chosen before each round on the images so far, without any truth."""
 
     def __call__(
         self,
@@ -70,7 +80,6 @@ class Composite:
         single = most == 1 and "epochs" not in observation.unknown
         if single:
             midpoint = replace(midpoint, replay=OneStep())  # scenario 1: one gradient at θ is the whole truth
-        as_long = MACRO_STEPS[0] * self.rollout.steps  # with as many gradients as a rollout
 
         def further_out(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
             stretch = 1.0 if single else path_stretch(observation, guess)
@@ -78,40 +87,70 @@ class Composite:
                 return None
             return replace(by, replay=OneStep(position=0.5, stretch=stretch), restarts=1, group=1)
 
-        def rollout(guess: Reconstruction, by: GradientMatching) -> GradientMatching:
-            weights = FALLING if by.weights == FLAT else by.weights
-            if training.epochs == 1 < training.batches:  # scenario 3: exact, if labels share mini-batches as they did
-                return replace(self.rollout, replay=FullRollout(), weights=weights, steps=as_long)
-            count = self.macro_steps or resolving_steps(observation, guess, by.replay)
-            if not count:
-                return replace(by, optimizer=self.rollout.optimizer, steps=as_long, restarts=1, group=1)
-            # Without mini-batches as many steps as epochs are exact (scenario 2), and more are wrong.
-            return replace(self.rollout, replay=CoarseRollout(steps=min(count, most)), weights=weights)
+        left = MACRO_STEPS[0] * self.rollout.steps  # gradients to spend
 
-        tries = tuple(replace(midpoint, weights=weights) for weights in self.weights)
-        phases = Phases(phases=(tries,) if observation.unknown else (tries, further_out, rollout))
+        def finer(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
+            nonlocal left
+            replay, settled = self._replay(observation, guess, by)
+            gradients = left if settled or left <= total // ROUNDS else total // ROUNDS
+            left -= gradients
+            cost = replay.steps if isinstance(replay, CoarseRollout) else 1
+            if self.macro_steps:
+                cost = MACRO_STEPS[0]
+            weights = by.weights if isinstance(replay, OneStep) or by.weights != FLAT else FALLING
+            steps = gradients // cost
+            return (
+                replace(self.rollout, replay=replay, weights=weights, priors=by.priors, steps=steps) if steps else None
+            )
+
+        total = left
+        tries = tuple(
+            replace(midpoint, weights=candidate.weights, priors=candidate.priors) for candidate in self.candidates
+        )
+        phases = Phases(phases=(tries,) if observation.unknown else (tries, further_out, *[finer] * ROUNDS))
         return phases(observation, seed=seed, watch=watch, journal=journal)
 
+    def _replay(self, observation: Observation, guess: Reconstruction, by: GradientMatching) -> tuple[ReplayPart, bool]:
+        """The next round's replay, and whether it will do for all rounds to come."""
+        training = observation.training
+        most = training.epochs * training.batches
+        if training.epochs == 1:  # scenarios 1 and 3: exact, if labels share mini-batches as they did
+            return FullRollout() if most > 1 else by.replay, True
+        if self.macro_steps:
+            return CoarseRollout(steps=min(self.macro_steps, most)), True
+        now, later = (
+            resolving(observation, replace(guess, mismatch=guess.mismatch * share), by.replay) for share in (1, LATER)
+        )
+        return now, now == later
 
-def resolving_steps(observation: Observation, guess: Reconstruction, midpoint: ReplayPart) -> int:
-    """The smallest number of macro-steps that resolves the path of these dummy images: twice as many agree.
 
-    Zero where the path is straight: the midpoint's gradient says the same.
+def resolving(observation: Observation, guess: Reconstruction, replay: ReplayPart) -> ReplayPart:
+    """The cheapest replay, from the given one on, that resolves the path of these images: a finer one agrees.
+
+    It agrees if it changes the simulated update by less than a share of what the images leave unexplained: while those
+    are far from the truth, a rough replay is as good as a fine one, and cheaper; the closer they are, the finer it must
+    be, or the attack fits the replay's own error.
     """
 
     def simulated(part: ReplayPart) -> Update:
-        replay = part(observation, stream("attacker", "resolving"))
-        return replay(observation.image.normalize(guess.images), guess.labels).update
+        made = part(observation, stream("attacker", "resolving"))
+        return made(observation.image.normalize(guess.images), guess.labels).update
 
     most = observation.training.epochs * observation.training.batches
-    finer = simulated(CoarseRollout(steps=min(MACRO_STEPS[0], most)))
-    if mismatch(simulated(midpoint), finer) <= STRAIGHT:
-        return 0
-    for count, twice in pairwise(MACRO_STEPS):
-        coarse, finer = finer, simulated(CoarseRollout(steps=min(twice, most)))
-        if mismatch(coarse, finer) <= RESOLVED:
-            return count
-    return MACRO_STEPS[-1]
+    parts = [replay, *_finer_than(replay, most)]
+    updates = map(simulated, parts)  # lazily: the finest ones are seldom asked for
+    for part, (rough, fine) in zip(parts[:-1], pairwise(updates), strict=True):
+        if mismatch(rough, fine) <= RESOLVED * guess.mismatch:
+            return part
+    return parts[-1]
+
+
+def _finer_than(replay: ReplayPart, most: int) -> Iterator[CoarseRollout]:
+    """More and more macro-steps. Without mini-batches as many as epochs are exact (scenario 2), and more are wrong."""
+    least = replay.steps if isinstance(replay, CoarseRollout) else 0
+    for count in dict.fromkeys(min(count, most) for count in MACRO_STEPS):
+        if count > least:
+            yield CoarseRollout(steps=count)
 
 
 def path_stretch(observation: Observation, guess: Reconstruction) -> float:
@@ -142,22 +181,24 @@ def strongest(
     macro_steps: int | None = None,
     weights: Literal["both", "flat", "rising"] = "both",
     tv: float = 0.01,
+    deep_tv: float = 0.03,
     bn: float = 0.001,
     bn_source: Source = "auto",
     restarts: int = 1,
     labels: str = "auto",
     masked: bool = True,
 ) -> Composite:
-    """Match the mean gradient at the path's midpoint, then roll the whole path out coarsely unless it is straight.
+    """Match the mean gradient at the path's midpoint, then roll the path out as finely as the images need it.
 
     Args:
-        steps: Iterations of the midpoint phase.
-        rollout_steps: Iterations of the rollout phase, each as dear as ``macro_steps`` of the first; five times as many
-            where the path is straight, so that the first phase goes on, or a single epoch.
-        rollout_rate: Adam's rate in the rollout phase; a short phase wants less.
-        macro_steps: Full-batch steps that stand for the client's whole path; chosen by step doubling if not given.
-        weights: Of the layers in the midpoint phase: alike, the paper's rising ramps, or what matches better of both.
-        tv: Weight of total variation.
+        steps: Iterations of the midpoint phase, with each of the layer weights.
+        rollout_steps: The time of the rounds after it: five gradients for each of these, however they are spent; with
+            ``macro_steps``, as many iterations.
+        rollout_rate: Adam's rate in these rounds; a short one wants less.
+        macro_steps: Full-batch steps that stand for the client's whole path; by default chosen before each round.
+        weights: Of the layers: alike, rising with depth, or what matches better of both.
+        tv: Weight of total variation with flat weights.
+        deep_tv: Weight of the variation of lightness, and a third of that of color, with rising weights.
         bn: Weight of the BatchNorm prior.
         bn_source: Whose statistics the prior trusts.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
@@ -172,13 +213,14 @@ def strongest(
     >>> reconstruction.iterations, len(reconstruction.labels)
     (32, 2)
     """
-    choices: dict[str, tuple[WeightsPart, ...]] = {"both": (FLAT, RISING), "flat": (FLAT,), "rising": (RISING,)}
+    statistics = BatchNormStatistics(weight=bn, source=bn_source)
+    flat = Candidate(weights=FLAT, priors=(TotalVariation(weight=tv), statistics))
+    rising = Candidate(weights=RISING, priors=(ColorVariation(weight=deep_tv), statistics))
+    choices = {"both": (flat, rising), "flat": (flat,), "rising": (rising,)}
     if weights not in choices:
         raise ConfigError(f"expected weights {', '.join(choices)}, got {weights!r}")
-    priors = (TotalVariation(weight=tv), BatchNormStatistics(weight=bn, source=bn_source))
     midpoint = GradientMatching(
         replay=OneStep(position=0.5),
-        priors=priors,
         labels=label_source(labels),
         optimizer=Adam(learning_rate=1.0),
         schedule=cosine_decay,
@@ -188,10 +230,9 @@ def strongest(
     )
     rollout = GradientMatching(
         replay=CoarseRollout(steps=MACRO_STEPS[0]),
-        priors=priors,
         optimizer=Adam(learning_rate=rollout_rate),
         schedule=cosine_decay,
         steps=rollout_steps,
         masked=masked,
     )
-    return Composite(midpoint=midpoint, rollout=rollout, weights=choices[weights], macro_steps=macro_steps)
+    return Composite(midpoint=midpoint, rollout=rollout, candidates=choices[weights], macro_steps=macro_steps)
