@@ -49,9 +49,10 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ig": ("ig", {"steps": 1000}),
     "sapag": ("sapag", {"steps": 1000}),
     "geng_gradient": ("geng_gradient", {"steps": 1000, **KNOWN}),
-    "awa, approximation": ("awa", {"steps": 1000, "form": "approximation"}),
-    "awa, linear": ("awa", {"steps": 1000, "form": "linear"}),
-    "awa, enhanced": ("awa", {"steps": 1000}),
+    "awa": ("awa", {"steps": 1000}),
+    "awa, approximation": ("awa", {"setting": "paper", "steps": 1000, "form": "approximation"}),
+    "awa, linear": ("awa", {"setting": "paper", "steps": 1000, "form": "linear"}),
+    "awa, enhanced": ("awa", {"setting": "paper", "steps": 1000}),
     "dlg": ("dlg", {"steps": 20}),
     "cpl": ("cpl", {"steps": 20}),
     "idlg": ("idlg", {"steps": 20, **KNOWN}),
@@ -61,9 +62,12 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "idlg_fedavg": ("idlg_fedavg", {"steps": 100}),
     "dlfa": ("dlfa", {"steps": 100, **KNOWN}),
     # The paper's ablation, on a deep net: signed steps and a strong TV, as such nets need.
-    "deep, approximation": ("awa", {"steps": 400, "form": "approximation", "signed": True, "tv": 0.1}),
-    "deep, linear": ("awa", {"steps": 400, "form": "linear", "signed": True, "tv": 0.1}),
-    "deep, enhanced": ("awa", {"steps": 400, "signed": True, "tv": 0.1}),
+    "deep, approximation": (
+        "awa",
+        {"setting": "paper", "steps": 400, "form": "approximation", "signed": True, "tv": 0.1},
+    ),
+    "deep, linear": ("awa", {"setting": "paper", "steps": 400, "form": "linear", "signed": True, "tv": 0.1}),
+    "deep, enhanced": ("awa", {"setting": "paper", "steps": 400, "signed": True, "tv": 0.1}),
 }
 
 

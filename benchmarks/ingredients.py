@@ -53,7 +53,8 @@ REPLAYS: dict[str, ReplayPart] = {
     "full rollout, random orders": FullRollout(),
 }
 
-BASE = replace(strongest().rollout, weights=FALLING)
+FLAT = strongest().candidates[0]
+BASE = replace(strongest().rollout, weights=FALLING, priors=FLAT.priors)
 PHASES: dict[str, dict[str, Any]] = {
     "strongest's second phase": {},
     "uniform weights": {"weights": Uniform()},
@@ -97,7 +98,7 @@ def phases(data: str, seeds: tuple[int, ...]) -> list[dict[str, Any]]:
     for seed in seeds:
         private = scenario(case, data).draw(seed)
         observation = disclose(private, scenario(case, data), seed=seed)
-        first = strongest().midpoint(observation, seed=seed)
+        first = replace(strongest().midpoint, priors=FLAT.priors)(observation, seed=seed)
         start = Start(images=observation.image.normalize(first.images), labels=first.labels)
         cells.append({"case": case, "seed": seed, "name": "first phase alone", "value": score(first, private).psnr})
         for name, changes in PHASES.items():

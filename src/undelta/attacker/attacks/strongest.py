@@ -23,19 +23,22 @@ from undelta.attacker.priors import BatchNormStatistics, ColorVariation, Prior, 
 from undelta.attacker.pruned import sent_entries
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep, ReplayPart
-from undelta.attacker.weights import FAMILIES, Ramps, Uniform, WeightsPart, weights_of
+from undelta.attacker.weights import PAPER_Q, Ramps, Uniform, WeightsPart
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.seeding import stream
 from undelta.updates import Update, inner
 
-FLAT, RISING = Uniform(), weights_of(FAMILIES["resnet"], enhanced=False)
+FLAT = Uniform()
+# The paper's ramps; but the last layer, which holds most of a deep network's update, says little of pixels.
+RISING = Ramps(conv=PAPER_Q.conv, norm=PAPER_Q.norm, linear=PAPER_Q.linear / 100)
 # Early layers see the pixels; on an exact replay their share of the update is worth more, if flat weights did well.
 FALLING = Ramps(conv=0.1, norm=0.1, linear=0.1)
 
 MACRO_STEPS = (5, 10, 20)
 RESOLVED = 0.3  # of the mismatch so far: what a finer replay may change the simulated update by
 ROUNDS = 2  # of the time after the first phase; before each the replay is chosen anew
+POLISH, POLISH_RATE = 0.2, 0.2  # the share of that time for a last phase with weaker priors, and Adam's rate in it
 LATER = 0.1  # of the mismatch so far: what the rounds to come may reach
 
 AGREE = 0.1  # lengths of one path in few and in twice as many macro-steps, if they resolve it
@@ -48,6 +51,8 @@ class Candidate:
 
     weights: WeightsPart
     priors: tuple[Prior, ...]
+    late: tuple[Prior, ...] | None = None
+    """Of a last phase, when the images are good enough to need less of a prior; None: no such phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,28 +92,43 @@ class Composite:
                 return None
             return replace(by, replay=OneStep(position=0.5, stretch=stretch), restarts=1, group=1)
 
-        left = MACRO_STEPS[0] * self.rollout.steps  # gradients to spend
+        budget, spent = MACRO_STEPS[0] * self.rollout.steps, 0  # gradients
 
         def finer(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
-            nonlocal left
+            nonlocal spent
+            total = budget - (int(budget * POLISH) if self._late(by) else 0)
+            if spent >= total:
+                return None
             replay, settled = self._replay(observation, guess, by)
-            gradients = left if settled or left <= total // ROUNDS else total // ROUNDS
-            left -= gradients
-            cost = replay.steps if isinstance(replay, CoarseRollout) else 1
-            if self.macro_steps:
-                cost = MACRO_STEPS[0]
+            gradients = total - spent if settled or spent else total // ROUNDS
+            spent += gradients
             weights = by.weights if isinstance(replay, OneStep) or by.weights != FLAT else FALLING
-            steps = gradients // cost
+            steps = gradients // self._cost(replay)
             return (
                 replace(self.rollout, replay=replay, weights=weights, priors=by.priors, steps=steps) if steps else None
             )
 
-        total = left
+        def polish(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
+            late, steps = self._late(by), (budget - spent) // self._cost(by.replay)
+            if late is None or not steps:
+                return None
+            return replace(by, priors=late, optimizer=Adam(learning_rate=POLISH_RATE), steps=steps)
+
         tries = tuple(
             replace(midpoint, weights=candidate.weights, priors=candidate.priors) for candidate in self.candidates
         )
-        phases = Phases(phases=(tries,) if observation.unknown else (tries, further_out, *[finer] * ROUNDS))
+        phases = Phases(phases=(tries,) if observation.unknown else (tries, further_out, *[finer] * ROUNDS, polish))
         return phases(observation, seed=seed, watch=watch, journal=journal)
+
+    def _late(self, by: GradientMatching) -> tuple[Prior, ...] | None:
+        """The priors of the last phase, for the candidate that was chosen."""
+        return next(candidate.late for candidate in self.candidates if candidate.priors == by.priors)
+
+    def _cost(self, replay: ReplayPart) -> int:
+        """Gradients of one iteration; macro-steps that the user asks for count as five, so that iterations are told."""
+        if isinstance(replay, CoarseRollout):
+            return MACRO_STEPS[0] if self.macro_steps else replay.steps
+        return 1
 
     def _replay(self, observation: Observation, guess: Reconstruction, by: GradientMatching) -> tuple[ReplayPart, bool]:
         """The next round's replay, and whether it will do for all rounds to come."""
@@ -198,7 +218,8 @@ def strongest(
         macro_steps: Full-batch steps that stand for the client's whole path; by default chosen before each round.
         weights: Of the layers: alike, rising with depth, or what matches better of both.
         tv: Weight of total variation with flat weights.
-        deep_tv: Weight of the variation of lightness, and a third of that of color, with rising weights.
+        deep_tv: With rising weights, the weight of the variation of lightness, and a third of that of color; a last
+            phase has a third of both.
         bn: Weight of the BatchNorm prior.
         bn_source: Whose statistics the prior trusts.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
@@ -215,7 +236,11 @@ def strongest(
     """
     statistics = BatchNormStatistics(weight=bn, source=bn_source)
     flat = Candidate(weights=FLAT, priors=(TotalVariation(weight=tv), statistics))
-    rising = Candidate(weights=RISING, priors=(ColorVariation(weight=deep_tv), statistics))
+    rising = Candidate(
+        weights=RISING,
+        priors=(ColorVariation(weight=deep_tv), statistics),
+        late=(ColorVariation(weight=deep_tv / 3), statistics),
+    )
     choices = {"both": (flat, rising), "flat": (flat,), "rising": (rising,)}
     if weights not in choices:
         raise ConfigError(f"expected weights {', '.join(choices)}, got {weights!r}")
