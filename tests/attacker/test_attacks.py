@@ -20,6 +20,8 @@ from undelta.attacker.optimizers import Adam
 from undelta.attacker.priors import TotalVariation
 from undelta.attacker.reconstruction import Moment, Reconstruction
 from undelta.attacker.replays import InterpolatedEpoch, OneStep, observed_update
+from undelta.attacker.weights import PAPER_Q, ByFamily, ErrorEnhanced, Q, Ramps
+from undelta.audit.config import make_attack
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
@@ -54,6 +56,34 @@ def test_the_papers_attack_can_trust_the_clients_statistics(scenario: Scenario, 
     observation = disclose(private, replace(scenario, model="convnet", model_arguments={"width": 4}))
     server, client = (awa(steps=5, bn_source=source)(observation) for source in ("server", "client"))
     assert not torch.equal(server.images, client.images)
+
+
+def test_the_papers_own_setting_is_one_argument_away() -> None:
+    paper = awa(setting="paper")
+    assert (paper.steps, paper.optimizer, paper.signed) == (10_000, Adam(learning_rate=0.1), False)
+    assert paper.weights == ErrorEnhanced(q=PAPER_Q)
+    ours = awa()
+    assert (ours.steps, ours.optimizer) == (1000, Adam(learning_rate=1.0))
+    assert ours.weights == ByFamily()
+    assert awa(setting="paper", steps=7, learning_rate=0.5, tv=0.2).steps == 7
+    assert awa(q="paper").weights == ErrorEnhanced(q=PAPER_Q)
+    assert awa(form="linear", q=PAPER_Q).weights == Ramps(conv=694.99, norm=898.67, linear=441.64)
+    for wrong in ({"setting": "fast"}, {"q": "cnn"}):
+        with pytest.raises(ConfigError, match="expected"):
+            awa(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("paper", PAPER_Q), ({"conv": 2, "norm": 1, "linear": 1, "enhanced": 1, "p_mean": 0, "p_var": 0}, None)],
+)
+def test_layer_weights_are_named_or_given_in_a_file(given: object, wanted: Q | None) -> None:
+    method = make_attack("awa", {"q": given})
+    assert isinstance(method, GradientMatching)
+    assert isinstance(method.weights, ErrorEnhanced)
+    assert method.weights.q == (wanted or Q(conv=2.0, norm=1.0, linear=1.0, enhanced=1.0, p_mean=0.0, p_var=0.0))
+    with pytest.raises(ConfigError, match="unknown value 'steep'"):
+        make_attack("awa", {"q": "steep"})
 
 
 def test_the_papers_attack_rejects_an_unknown_form() -> None:

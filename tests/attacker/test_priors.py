@@ -17,6 +17,7 @@ from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.priors import (
     UNTOUCHED,
     BatchNormStatistics,
+    ColorVariation,
     Off,
     OnMoments,
     Source,
@@ -90,6 +91,26 @@ def test_a_flat_image_and_a_single_pixel_vary_nothing() -> None:
 def test_total_variation_is_weighted(observation: Observation) -> None:
     images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     penalty = TotalVariation(weight=0.25)(observation, replay_of(observation))
+    torch.testing.assert_close(penalty(images, torch.zeros(5)), 0.25 * total_variation(images))
+
+
+def test_color_varies_at_three_times_the_price_of_lightness() -> None:
+    scenario = Scenario(data="photos", image_size=8, num_samples=1, model="mlp", epochs=1, batches=1)
+    observation = disclose(scenario.draw(0), scenario)
+    replay = replay_of(observation)
+    plain, colored = TotalVariation(weight=1.0)(observation, replay), ColorVariation(weight=0.5)(observation, replay)
+    grey = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)).expand(1, 3, 8, 8)
+    red_blue = grey * torch.tensor([1.0, 0.0, -1.0]).view(1, 3, 1, 1)
+    none = torch.zeros(1)
+    # Of three axes one varies: the mean over channels has a third of it, at the length of its axis.
+    variation = float(plain(grey, none))
+    assert float(colored(grey, none)) == pytest.approx(0.5 * variation * math.sqrt(3) / 3)
+    assert float(colored(red_blue, none)) == pytest.approx(0.5 * variation * 3 * math.sqrt(2) / 3)
+
+
+def test_a_grey_image_has_plain_variation(observation: Observation) -> None:
+    images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    penalty = ColorVariation(weight=0.25)(observation, replay_of(observation))
     torch.testing.assert_close(penalty(images, torch.zeros(5)), 0.25 * total_variation(images))
 
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from undelta.attacker.weights import MANY, PAPER_Q, ErrorEnhanced, Q, Ramps, Uniform, _moments, largest_errors, ramps
+from undelta.attacker.weights import (
+    FAMILIES,
+    MANY,
+    PAPER_Q,
+    ByFamily,
+    ErrorEnhanced,
+    Q,
+    Ramps,
+    Uniform,
+    _moments,
+    family_of,
+    largest_errors,
+    ramps,
+    weights_of,
+)
 from undelta.errors import ConfigError
 from undelta.models import build
 from undelta.updates import Kind, Layer, Update, layers_of, parameters_of
@@ -180,3 +195,31 @@ def test_parameters_out_of_range_are_named(key: str, value: float) -> None:
     settings: dict[str, Any] = {"conv": 1, "norm": 1, "linear": 1, "enhanced": 1, "p_mean": 0, "p_var": 0, key: value}
     with pytest.raises(ConfigError, match=key):
         Q(**settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "family"),
+    [
+        ("cnn", {}, "cnn"),
+        ("lenet", {}, "cnn"),
+        ("mlp", {}, "cnn"),
+        ("resnet8", {"width": 4}, "resnet"),
+        ("convnet", {"width": 4}, "resnet"),
+        ("vgg11", {"width": 2, "hidden": 8}, "vgg"),
+        ("vgg11", {"width": 2, "hidden": 8, "norm": "batch"}, "resnet"),
+        ("vit", {"width": 8, "depth": 1, "heads": 2}, "vit"),
+    ],
+)
+def test_the_kinds_of_layers_tell_a_networks_family(model: str, arguments: dict[str, object], family: str) -> None:
+    layers = layers_of(build(model, arguments, shape=(3, 32, 32), classes=10))
+    assert family_of(layers) == family
+    update = {name: torch.ones(1) for layer in layers for name in layer.parameters}
+    q = FAMILIES[family_of(layers)]
+    alone = Ramps(conv=q.conv, norm=q.norm, linear=q.linear, other=q.other)(layers, update, update)
+    assert torch.equal(ByFamily(enhanced=False)(layers, update, update), alone)
+
+
+def test_nothing_is_enhanced_where_a_share_is_zero() -> None:
+    q = Q(conv=2.0, norm=3.0, linear=4.0, enhanced=9.0, p_mean=0.5, p_var=0.0)
+    assert weights_of(q, enhanced=True) == Ramps(conv=2.0, norm=3.0, linear=4.0)
+    assert weights_of(replace(q, p_var=0.1), enhanced=True) == ErrorEnhanced(q=replace(q, p_var=0.1))

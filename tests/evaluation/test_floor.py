@@ -64,7 +64,7 @@ def test_an_objective_that_prefers_wrong_images_is_called_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "mismatch", "level"), [(0.9, 0.5, "below"), (1.1, 0.31, "far above"), (1.1, 0.29, "near")]
+    ("loss", "mismatch", "level"), [(0.79, 0.5, "below"), (0.9, 0.31, "far above"), (1.1, 0.29, "near")]
 )
 def test_levels(loss: float, mismatch: float, level: str) -> None:
     private = SCENARIO.draw(0)

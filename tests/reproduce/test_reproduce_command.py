@@ -252,7 +252,7 @@ def test_a_tuning_is_the_papers_procedure_with_the_scales_numbers(
     assert asked["prune"] is False  # the paper evaluates every trial in full
     assert (asked["trials"], asked["random"]) == (scale.tuning_trials, scale.tuning_random)
     assert (asked["steps"], asked["seed"], asked["workers"]) == (scale.tuning_iterations, 3, 2)
-    assert asked["arguments"] == {"learning_rate": scale.attack_rate, **scale.priors}
+    assert asked["arguments"] == {"setting": "paper", "learning_rate": scale.attack_rate, **scale.priors}
     assert not {"box", "objective", "attack"} & set(asked)  # f(Q) of AWA in the paper's box, unless said otherwise
     # As the trials of the paper's Q in the same scenario, but for the iterations.
     cells = cells_of(REPRODUCTIONS["tuning"], scale, data="faces", seeds=(3,))
@@ -295,7 +295,7 @@ def test_weights_that_were_tuned_for_something_else_are_refused(asked: dict[str,
         (["ablation", "--scale", "paper"], "--data: the paper scale needs a folder of ImageNet pictures"),
         (["ablation", "--scale", "paper", "--data", "nowhere"], "no data source 'nowhere'"),
         (["large", "--scale", "cpu", "--data", "photos"], "expected at most the 8 pictures of photos"),
-        (["ablation", "--scale", "smoke", "--seeds", "0,x"], "--seeds: expected whole numbers such as 0,1,2"),
+        (["ablation", "--scale", "smoke", "--seeds", "0,x"], "--seeds: expected whole numbers separated by commas"),
         (["ablation", "--scale", "smoke", "--seeds", "1,1"], "--seeds: expected at least one, each once"),
         (["ablation", "--scale", "smoke", "--engine", "slrum"], "did you mean 'slurm'?"),
         (["ablation", "--render-only"], "nothing to render"),

@@ -237,7 +237,7 @@ learning_rate = 0.004
 
 [[attacks]]
 attack = "awa"
-steps = 160
+steps = 120
 
 [[attacks]]
 attack = "strongest"

@@ -60,7 +60,7 @@ def print_table(records: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table()
-    columns = ("attack", "PSNR", "SSIM", "LPIPS", "mismatch", "floor", "steps", "s", "status")
+    columns = ("attack", "PSNR", "SSIM", "LPIPS", "mismatch", "steps", "s", "status")
     for column in columns:
         table.add_column(column, justify="left" if column in ("attack", "status") else "right", no_wrap=True)
     for record in records:
@@ -70,15 +70,14 @@ def print_table(records: list[dict[str, Any]]) -> None:
             _number(record["ssim"], ".3f"),
             _number(record["lpips"], ".3f"),
             _number(record["mismatch"], ".4f"),
-            _number((record.get("floor") or {}).get("mismatch"), ".4f"),
             str(record["iterations"]),
             _number(record["seconds"], ".0f"),
             record["status"],
         )
     Console().print(table)
     for record in records:
-        if record.get("floor"):
-            typer.echo(f"{record['attack']}: {record['floor']['text']}.")
+        if floor := record.get("floor"):
+            typer.echo(f"{record['attack']}: mismatch {floor['mismatch']:.4f} at the truth; {floor['text']}.")
         for note in record.get("notes") or []:
             typer.echo(f"{record['attack']}: {note}.")
     if any(record["psnr"] is not None and record["lpips"] is None for record in records):

@@ -36,6 +36,7 @@ REPLAYS: dict[str, ReplayPart] = {
 }
 """The replays among which users choose; the first is the paper's."""
 
+BELOW = 0.8  # times the truth's loss; smoother images than the truth, or a replay's own error, explain a little less
 FAR = 3.0  # times the mismatch at the truth
 RESOLVED = 1e-3  # a mismatch below which float32 and mini-batch orders decide, whatever the floor
 
@@ -104,7 +105,7 @@ def floor(
 
 def _level(reconstruction: Reconstruction, truth: Value) -> Level:
     loss = sum(reconstruction.terms.values()) if reconstruction.terms else math.inf
-    if loss < truth.loss:
+    if loss < BELOW * truth.loss:
         return "below"
     far = reconstruction.mismatch > max(FAR * truth.mismatch, RESOLVED)
     return "far above" if far or not math.isfinite(loss) else "near"
