@@ -195,7 +195,7 @@ def test_labels_can_be_withheld(observation: Observation) -> None:
     blind = without_labels(observation)
     assert blind.labels is None
     with pytest.raises(MissingKnowledge, match="labels"):
-        awa(steps=1)(blind)
+        awa(steps=1, labels="disclosed")(blind)
 
 
 def relative_error(observation: Observation, bits: int) -> float:

@@ -337,7 +337,7 @@ def test_the_strongest_attack_reconstructs_photos_from_several_epochs() -> None:
 
 
 def test_iterates_lead_from_the_start_to_the_result(observation: Observation) -> None:
-    attack = strongest(steps=30, rollout_steps=20, macro_steps=2)
+    attack = strongest(steps=30, rollout_steps=60, macro_steps=2, weights="flat")
     result = attack(observation)
     numbers = [iterate.iteration for iterate in result.iterates]
     assert numbers[0] == 0

@@ -128,6 +128,8 @@ def test_a_phase_that_ends_worse_than_it_began_is_undone() -> None:
     assert torch.equal(both.images, alone.images)
     assert both.mismatch == alone.mismatch
     assert both.iterations == 41
+    assert both.history[-1] == alone.history[-1]._replace(iteration=41, seconds=both.history[-1].seconds)
+    assert len(both.iterates) == len(alone.iterates)
 
 
 def test_restarts_and_groups_are_for_the_first_phase_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,6 +259,7 @@ class Phases:
             seconds += time.perf_counter() - began
             start = _start(observation, found[-1][0]) if found else None
             results: list[tuple[Reconstruction, GradientMatching]] = []
+            shown = iterates
             for index, attack in enumerate(tries):
                 counting = _counting(watch, done, done + sum(one.total_steps for one in tries[index:]))
                 label = f"phase {number}, " if len(tries) == 1 else f"phase {number}, try {index}, "
@@ -281,6 +282,9 @@ class Phases:
             if results[-1][0].status == "interrupted":
                 best = replace(best, status="interrupted")
             if found and _lost(best):
+                kept = found[-1][0]
+                history += (Moment(done, seconds, kept.mismatch, kept.history[-1].loss),)
+                iterates = shown
                 continue
             found.append((best, attack))
             if best.status != "completed":
