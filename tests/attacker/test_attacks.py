@@ -337,8 +337,8 @@ def test_the_strongest_attack_reconstructs_photos_from_several_epochs() -> None:
 
 
 def test_iterates_lead_from_the_start_to_the_result(observation: Observation) -> None:
-    attack = strongest(steps=30, rollout_steps=60, macro_steps=2, weights="flat")
-    result = attack(observation)
+    first = GradientMatching(replay=OneStep(position=0.5), steps=30)
+    result = Phases(phases=(first, replace(first, optimizer=Adam(learning_rate=1e-3), steps=20)))(observation)
     numbers = [iterate.iteration for iterate in result.iterates]
     assert numbers[0] == 0
     assert numbers == sorted(set(numbers))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from undelta.attacker.weights import PAPER_Q, ramps
+from undelta.attacker.weights import FAMILIES, family_of, ramps
 from undelta.audit.outcomes import finished_record, pictures, unmeasured_record
 from undelta.audit.trial import Outcome, Trial, run
 from undelta.client.scenario import Scenario
@@ -115,10 +115,11 @@ def test_an_attack_without_iterates_has_an_empty_stack_of_them() -> None:
 def test_enhanced_weights_are_ramps_with_some_layers_raised(outcome: Outcome) -> None:
     weights = finished_record(TRIAL, outcome)["layer_weights"]
     layers = layers_of(outcome.observation.model())
-    expected = dict(zip((layer.name for layer in layers), ramps(layers, vars(PAPER_Q)), strict=True))
+    q = FAMILIES[family_of(layers)]
+    expected = dict(zip((layer.name for layer in layers), ramps(layers, vars(q)), strict=True))
     assert list(weights) == list(expected)
     for name, weight in weights.items():
-        assert weight == pytest.approx(PAPER_Q.enhanced) or weight == pytest.approx(expected[name])
+        assert weight == pytest.approx(q.enhanced) or weight == pytest.approx(expected[name])
 
 
 def test_other_weights_are_those_of_the_attacks_last_phase() -> None:

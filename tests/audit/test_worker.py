@@ -272,7 +272,7 @@ def test_a_trial_that_fails_is_recorded_and_the_next_one_runs(
 
 
 def test_an_attack_that_lacks_knowledge_is_not_applicable_rather_than_failed(store: Store, claims: Claims) -> None:
-    blind = replace(ONE, scenario=replace(SCENARIO, grant_labels=False))
+    blind = replace(ONE, attack="sme", scenario=replace(SCENARIO, grant_labels=False))
     store.prepare("", [blind], claims)
     work(job(store, blind))
     record = record_of(store, blind)
