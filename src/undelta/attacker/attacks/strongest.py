@@ -39,7 +39,8 @@ MACRO_STEPS = (5, 10, 20)
 RESOLVED = 0.3  # of the mismatch so far: what a finer replay may change the simulated update by
 ROUNDS = 2  # of the time after the first phase; before each the replay is chosen anew
 POLISH, POLISH_RATE = 0.2, 0.2  # the share of that time for a last phase with weaker priors, and Adam's rate in it
-LATER = 0.1  # of the mismatch so far: what the rounds to come may reach
+LATER = 0.3  # of the mismatch so far: what the rounds to come may reach
+SECOND = 0.4  # of the first round's rate: what it found is not to be lost again
 
 AGREE = 0.1  # lengths of one path in few and in twice as many macro-steps, if they resolve it
 CLIPPED = 1.5  # times shorter than its path: an update that its client did not send whole
@@ -99,14 +100,16 @@ class Composite:
             total = budget - (int(budget * POLISH) if self._late(by) else 0)
             if spent >= total:
                 return None
+            rate = self.rollout.optimizer.learning_rate * (SECOND if spent else 1)
             replay, settled = self._replay(observation, guess, by)
             gradients = total - spent if settled or spent else total // ROUNDS
             spent += gradients
             weights = by.weights if isinstance(replay, OneStep) or by.weights != FLAT else FALLING
             steps = gradients // self._cost(replay)
-            return (
-                replace(self.rollout, replay=replay, weights=weights, priors=by.priors, steps=steps) if steps else None
-            )
+            if not steps:
+                return None
+            method = replace(self.rollout, replay=replay, weights=weights, priors=by.priors, steps=steps)
+            return replace(method, optimizer=Adam(learning_rate=rate))
 
         def polish(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
             late, steps = self._late(by), (budget - spent) // self._cost(by.replay)
