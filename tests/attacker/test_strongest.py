@@ -176,8 +176,15 @@ def test_the_layer_weights_that_explain_the_update_better_go_on(better: str, mon
     assert [moment.iteration for moment in both.history] == sorted(moment.iteration for moment in both.history)
 
 
+def test_a_network_with_norms_is_tried_with_rising_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(SCENARIO, model="convnet", model_arguments={"width": 4}, learning_rate=1e-4, norm_mode="eval")
+    observation = disclose(scenario.draw(0), scenario)
+    assert strongest(steps=4, rollout_steps=2)(observation).iterations == 4 + 2 * MACRO_STEPS[0]
+    assert strongest(steps=4, rollout_steps=2, weights="both")(observation).iterations == 2 * 4 + 2 * MACRO_STEPS[0]
+
+
 def test_unknown_layer_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match="expected weights both, flat, rising, got 'steep'"):
+    with pytest.raises(ConfigError, match="expected weights auto, both, flat, rising, got 'steep'"):
         strongest(weights="steep")  # type: ignore[arg-type]
 
 
