@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from undelta.audit.pictures import write_sheet
 from undelta.audit.record import SCHEMA
 from undelta.audit.trial import Trial, run
+from undelta.client.datasets import SOURCES
 from undelta.client.datasets.folders import SUFFIXES
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
@@ -41,7 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     "trained-n1": {**RESNET, "num_samples": 1, "batches": 1},
     "trained-n4-slow": {**RESNET, "num_samples": 4, "batches": 1, "learning_rate": 1e-5},
     "trained-n4": {**RESNET, "num_samples": 4, "batches": 1},
-    "large": {**RESNET, "num_samples": 4, "batches": 1, "image_size": 224},
+    "large-n4": {**RESNET, "num_samples": 4, "batches": 1, "image_size": 224},
+    "large-n8": {**RESNET, "num_samples": 8, "batches": 1, "image_size": 224},
 }
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "awa": ("awa", {"steps": 1000}),
@@ -49,19 +52,20 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "awa, paper's Q": ("awa", {"steps": 1000, "q": "paper"}),
     "strongest": ("strongest", {}),
     "strongest, both weights": ("strongest", {"weights": "both"}),
-    "strongest, longer": ("strongest", {"rollout_steps": 280}),  # as long as awa where that has four mini-batches
+    "strongest, longer": ("strongest", {"rollout_steps": 300}),  # as long as awa where that has four mini-batches
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=CASES)
-    parser.add_argument("--data", help="a folder of pictures")
+    parser.add_argument("--data", help="a folder of pictures, of which one half is taken, or a source that has a name")
     parser.add_argument("--rows", choices=("even", "odd"), default="odd")
     parser.add_argument("--initial", help="trained weights, for the cases that are called so")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS)[:-1])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--pictures", type=Path, help="a folder for pictures of the results")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.case.startswith("trained") and not (options.table or options.initial):
@@ -69,11 +73,14 @@ def main() -> None:
     if not options.table:
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as half:
-            link_rows(Path(options.data), options.rows, Path(half))
-            scenario = Scenario(data=half, initial=options.initial, **CASES[options.case])
+            named = options.data in SOURCES
+            if not named:
+                link_rows(Path(options.data), options.rows, Path(half))
+            source = options.data if named else half
+            scenario = Scenario(data=source, initial=options.initial, **CASES[options.case])
             for seed in options.seeds:
                 for name in options.only:
-                    measure(scenario, name, seed, options.out)
+                    measure(scenario, name, seed, options.out, options.pictures)
     print(table(load(options.out)))
 
 
@@ -88,16 +95,21 @@ def load(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["records"] if path.exists() else []
 
 
-def measure(scenario: Scenario, name: str, seed: int, out: Path) -> None:
+def measure(scenario: Scenario, name: str, seed: int, out: Path, pictures: Path | None) -> None:
     if any(record["name"] == name and record["seed"] == seed for record in load(out)):
         return
     attack, arguments = RUNS[name]
     outcome = run(Trial(scenario=scenario, attack=attack, arguments=arguments, seed=seed))
     record = {**outcome.record, "name": name, "mean_color": mean_color(outcome.private)}
-    record["scenario"] |= {"data": "imagenet-samples", "initial": scenario.initial and Path(scenario.initial).name}
+    data = scenario.data if scenario.data in SOURCES else "imagenet-samples"
+    record["scenario"] |= {"data": data, "initial": scenario.initial and Path(scenario.initial).name}
     record["history"] = record["history"][::10]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, json.dumps({"schema": SCHEMA, "records": [*load(out), record]}, indent=1).encode())
+    if pictures:
+        rows = [("private", outcome.private.images), (name, outcome.reconstruction.images[list(outcome.score.order)])]
+        pictures.mkdir(parents=True, exist_ok=True)
+        write_sheet(pictures / f"{out.stem}-{name.replace(', ', '-').replace(' ', '-')}-{seed}.png", rows)
     print(f"{name} seed {seed}: {record['psnr']:.2f} dB in {record['seconds']:.0f} s", flush=True)
 
 

@@ -54,6 +54,26 @@ def test_workers_side_by_side_do_not_exceed_the_number(open_slots: OpenSlots, tm
     assert sum(len(bowl.seen) for bowl in bowls) == 9
 
 
+def test_a_trial_that_another_worker_withdraws_while_we_take_it_is_let_go(
+    open_slots: OpenSlots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other saw it waiting, and a second one for its place: so it withdrew it, just after we had turned it on."""
+    slots, other = open_slots(total=1), open_slots(total=1)
+    change = slots.storage.set_trial_state_values
+    taken: list[int] = []
+
+    def withdrawn(identity: int, state: TrialState, values: Any = None) -> bool:
+        changed = change(identity, state=state, values=values)
+        if state == TrialState.RUNNING and not taken:
+            taken.append(identity)
+            other.storage.set_trial_state_values(identity, state=TrialState.FAIL)
+        return changed
+
+    monkeypatch.setattr(slots.storage, "set_trial_state_values", withdrawn)
+    evaluate(slots, Bowl(), tmp_path)
+    assert states(slots) == {"FAIL": 1, "COMPLETE": 1}
+
+
 def test_more_trials_go_on_where_the_others_ended(open_slots: OpenSlots, tmp_path: Path) -> None:
     evaluate(open_slots(total=3, name="twice"), Bowl(), tmp_path)
     later, once = Bowl(), Bowl()

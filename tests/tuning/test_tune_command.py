@@ -234,13 +234,18 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_when(process: subprocess.Popen[bytes], out: Path, finished: int) -> None:
-    """Kill it with SIGKILL when that many trials are finished and one is on its way."""
+    """Kill it with SIGKILL when that many trials are finished and one is on its way.
+
+    It is frozen while we look: otherwise that one may end between the look and the kill.
+    """
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         if any((out / "checkpoints").glob("*.pt")):
+            os.killpg(process.pid, signal.SIGSTOP)
             states = Counter(trial.state.name for trial in study_of(out).get_trials(deepcopy=False))
             if states["COMPLETE"] + states["PRUNED"] >= finished and states["RUNNING"]:
                 break
+            os.killpg(process.pid, signal.SIGCONT)
         time.sleep(0.005)
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)

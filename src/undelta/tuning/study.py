@@ -133,14 +133,15 @@ class Slots:
 
     def _begin(self, trial: FrozenTrial) -> Running | None:
         identity, slot = self._identity(trial), _slot(trial)
+        owner = myself(self.worker)
         try:
             if not self.storage.set_trial_state_values(identity, state=TrialState.RUNNING):
                 return None
-        except UpdateFinishedTrialError:  # somebody took it, and was quick
+            _held.add(owner.token)
+            self.storage.set_trial_user_attr(identity, OWNER, asdict(owner))
+        except UpdateFinishedTrialError:  # somebody took it, and was quick; or withdrew it, as one too many
+            _held.discard(owner.token)
             return None
-        owner = myself(self.worker)
-        _held.add(owner.token)
-        self.storage.set_trial_user_attr(identity, OWNER, asdict(owner))
         busy = (*FINISHED, TrialState.RUNNING)
         if any(
             _slot(other) == slot and other.number != trial.number and other.state in busy for other in self._trials()
