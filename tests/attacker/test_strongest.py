@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from undelta.attacker.distances import mismatch
 from undelta.attacker.loop import Loop
 from undelta.attacker.matching import GradientMatching, Phases
 from undelta.attacker.optimizers import Adam
+from undelta.attacker.priors import TotalVariation
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replays import CoarseRollout, OneStep, Replay, ReplayPart
 from undelta.client.disclose import disclose, disclose_with_secrets
@@ -24,6 +26,7 @@ from undelta.errors import ConfigError
 from undelta.knowledge import without
 from undelta.observation import Observation
 from undelta.seeding import stream
+from undelta.updates import Layer, Update
 
 SCENARIO = Scenario(
     data="digits", num_samples=4, model="lenet", model_arguments={"width": 4}, epochs=3, batches=2, learning_rate=0.05
@@ -156,35 +159,49 @@ def test_a_single_epoch_has_as_many_gradients_as_a_rollout() -> None:
 
 
 @pytest.mark.parametrize("better", ["flat", "rising"])
-def test_the_layer_weights_that_explain_the_update_better_go_on(better: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layer_weights_that_explain_the_update_better_go_on(better: Literal["flat", "rising"]) -> None:
     scenario = replace(SCENARIO, learning_rate=0.5)
     observation = disclose(scenario.draw(0), scenario)
-    rates = {"flat": 1.0, "rising": 1.0, better: 0.1}
-    phase, original = strongest(steps=9).midpoint, GradientMatching.__call__
-
-    def judged(self: GradientMatching, *arguments: Any, **settings: Any) -> Reconstruction:
-        name = "flat" if self.weights == FLAT else "rising"
-        result = original(self, *arguments, **settings)
-        return replace(result, mismatch=rates[name]) if self.steps == phase.steps else result
-
-    monkeypatch.setattr(GradientMatching, "__call__", judged)
-    both = strongest(steps=9, rollout_steps=5, macro_steps=2)(observation)
-    alone = strongest(steps=9, rollout_steps=5, macro_steps=2, weights=better)(observation)  # type: ignore[arg-type]
+    attack = strongest(steps=9, rollout_steps=5, macro_steps=2)
+    astray = (TotalVariation(weight=1e3),)  # explains nothing
+    candidates = tuple(
+        candidate if (candidate.weights == FLAT) == (better == "flat") else replace(candidate, priors=astray)
+        for candidate in attack.candidates
+    )
+    both = replace(attack, candidates=candidates)(observation)
+    alone = strongest(steps=9, rollout_steps=5, macro_steps=2, weights=better)(observation)
     assert torch.equal(both.images, alone.images)
     assert both.layer_weights == alone.layer_weights
     assert (both.iterations, alone.iterations) == (9 + 9 + 5, 9 + 5)
     assert [moment.iteration for moment in both.history] == sorted(moment.iteration for moment in both.history)
 
 
-def test_a_network_with_norms_is_tried_with_rising_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario = replace(SCENARIO, model="convnet", model_arguments={"width": 4}, learning_rate=1e-4, norm_mode="eval")
-    observation = disclose(scenario.draw(0), scenario)
-    assert strongest(steps=4, rollout_steps=2)(observation).iterations == 4 + 2 * MACRO_STEPS[0]
-    assert strongest(steps=4, rollout_steps=2, weights="both")(observation).iterations == 2 * 4 + 2 * MACRO_STEPS[0]
+@dataclass(frozen=True, kw_only=True)
+class Only:
+    """Layers of one kind, and next to nothing of the others."""
+
+    kind: str
+
+    def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> torch.Tensor:
+        return torch.tensor([1.0 if layer.kind == self.kind else 1e-9 for layer in layers])
+
+
+@pytest.mark.parametrize("kind", ["conv", "linear"])
+def test_candidates_are_compared_under_the_same_layer_weights(kind: str) -> None:
+    observation = disclose(SCENARIO.draw(0), SCENARIO)
+    tries = tuple(
+        GradientMatching(
+            replay=OneStep(position=0.5), weights=Only(kind=one), optimizer=Adam(learning_rate=1.0), steps=20
+        )
+        for one in ("conv", "linear")
+    )
+    chosen = Phases(phases=(tries,), judge=Only(kind=kind))(observation)
+    alone = tries[0 if kind == "conv" else 1](observation)
+    assert torch.equal(chosen.images, alone.images)
 
 
 def test_unknown_layer_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match="expected weights auto, both, flat, rising, got 'steep'"):
+    with pytest.raises(ConfigError, match="expected weights both, flat, rising, got 'steep'"):
         strongest(weights="steep")  # type: ignore[arg-type]
 
 

@@ -19,6 +19,7 @@ from undelta.attacker.distances import Distance, cosine
 from undelta.attacker.journal import Journal
 from undelta.attacker.labels import LabelSource, disclosed
 from undelta.attacker.loop import Loop
+from undelta.attacker.objective import Problem
 from undelta.attacker.optimizers import Adam, Optimizer, Schedule, constant
 from undelta.attacker.priors import Prior
 from undelta.attacker.reconstruction import Iterate, Moment, Reconstruction, Status
@@ -221,7 +222,7 @@ Next = Callable[[Reconstruction, GradientMatching], GradientMatching | None]
 """A phase that depends on what the one before found, and how (never on the truth, which is not there); None is none."""
 
 Phase = GradientMatching | tuple[GradientMatching, ...] | Next
-"""Of several the one goes on whose own mismatch is smallest, as among restarts."""
+"""Of several, candidates, the one goes on that explains the update best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +234,8 @@ class Phases:
     """
 
     phases: tuple[Phase, ...]
+    judge: WeightsPart = Uniform()
+    """Layer weights under which candidates are compared, all under the same ones."""
 
     def __call__(
         self,
@@ -278,7 +281,7 @@ class Phases:
                     break
             if not results:
                 continue
-            best, attack = min(results, key=lambda pair: _rank(pair[0]))
+            best, attack = self._best(observation, results)
             if results[-1][0].status == "interrupted":
                 best = replace(best, status="interrupted")
             if found and _lost(best):
@@ -292,6 +295,20 @@ class Phases:
         if not found:
             raise ConfigError("expected at least one phase, got none")
         return replace(found[-1][0], iterations=done, seconds=seconds, history=history, iterates=iterates)
+
+    def _best(
+        self, observation: Observation, results: list[tuple[Reconstruction, GradientMatching]]
+    ) -> tuple[Reconstruction, GradientMatching]:
+        """The candidate whose dummy update is closest to the target, by the judge's layer weights."""
+
+        def rank(pair: tuple[Reconstruction, GradientMatching]) -> tuple[bool, float]:
+            result, attack = pair
+            problem = Problem(replace(attack, weights=self.judge, priors=()), observation, stream("attacker", "judge"))
+            value, _ = problem.value(observation.image.normalize(result.images), result.labels)
+            distance = value.terms["distance"]
+            return result.status == "diverged", distance if math.isfinite(distance) else math.inf
+
+        return min(results, key=rank) if len(results) > 1 else results[0]
 
 
 def _tries(phase: Phase, before: tuple[Reconstruction, GradientMatching] | None) -> tuple[GradientMatching, ...]:

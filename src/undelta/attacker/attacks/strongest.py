@@ -23,11 +23,11 @@ from undelta.attacker.priors import BatchNormStatistics, ColorVariation, Prior, 
 from undelta.attacker.pruned import sent_entries
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep, ReplayPart
-from undelta.attacker.weights import PAPER_Q, Ramps, Uniform, WeightsPart, family_of
+from undelta.attacker.weights import PAPER_Q, Ramps, Uniform, WeightsPart
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.seeding import stream
-from undelta.updates import Update, inner, layers_of
+from undelta.updates import Update, inner
 
 FLAT = Uniform()
 # The paper's ramps; but the last layer, which holds most of a deep network's update, says little of pixels.
@@ -67,9 +67,7 @@ class Composite:
     midpoint: GradientMatching
     rollout: GradientMatching
     candidates: tuple[Candidate, ...]
-    """All are tried in the midpoint phase; but see ``by_family``."""
-    by_family: bool = False
-    """Leave flat weights out where convolutions are followed by norms: there they match soon, and show nothing."""
+    """All are tried in the midpoint phase, and judged by `RISING` weights."""
     macro_steps: int | None
     """None: chosen before each round on the images so far, without any truth."""
 
@@ -119,14 +117,11 @@ class Composite:
                 return None
             return replace(by, priors=late, optimizer=Adam(learning_rate=POLISH_RATE), steps=steps)
 
-        deep = self.by_family and family_of(layers_of(observation.model())) == "resnet"
         tries = tuple(
-            replace(midpoint, weights=candidate.weights, priors=candidate.priors)
-            for candidate in self.candidates
-            if candidate.weights != FLAT or not deep
+            replace(midpoint, weights=candidate.weights, priors=candidate.priors) for candidate in self.candidates
         )
-        phases = Phases(phases=(tries,) if observation.unknown else (tries, further_out, *[finer] * ROUNDS, polish))
-        return phases(observation, seed=seed, watch=watch, journal=journal)
+        rounds = () if observation.unknown else (further_out, *[finer] * ROUNDS, polish)
+        return Phases(phases=(tries, *rounds), judge=RISING)(observation, seed=seed, watch=watch, journal=journal)
 
     def _late(self, by: GradientMatching) -> tuple[Prior, ...] | None:
         """The priors of the last phase, for the candidate that was chosen."""
@@ -207,7 +202,7 @@ def strongest(
     rollout_steps: int = 160,
     rollout_rate: float = 0.7,
     macro_steps: int | None = None,
-    weights: Literal["auto", "both", "flat", "rising"] = "auto",
+    weights: Literal["both", "flat", "rising"] = "both",
     tv: float = 0.01,
     deep_tv: float = 0.03,
     bn: float = 0.001,
@@ -224,8 +219,7 @@ def strongest(
             ``macro_steps``, as many iterations.
         rollout_rate: Adam's rate in these rounds; a short one wants less.
         macro_steps: Full-batch steps that stand for the client's whole path; by default chosen before each round.
-        weights: Of the layers: alike, rising with depth, or what matches better of both; "auto" is the last, but for
-            networks of the ResNet family, where it is rising.
+        weights: Of the layers: alike, rising with depth, or both, of which the better one goes on.
         tv: Weight of total variation with flat weights.
         deep_tv: With rising weights, the weight of the variation of lightness, and a third of that of color; a last
             phase has a third of both.
@@ -250,7 +244,7 @@ def strongest(
         priors=(ColorVariation(weight=deep_tv), statistics),
         late=(ColorVariation(weight=deep_tv / 3), statistics),
     )
-    choices = {"auto": (flat, rising), "both": (flat, rising), "flat": (flat,), "rising": (rising,)}
+    choices = {"both": (flat, rising), "flat": (flat,), "rising": (rising,)}
     if weights not in choices:
         raise ConfigError(f"expected weights {', '.join(choices)}, got {weights!r}")
     midpoint = GradientMatching(
@@ -273,6 +267,5 @@ def strongest(
         midpoint=midpoint,
         rollout=rollout,
         candidates=choices[weights],
-        by_family=weights == "auto",
         macro_steps=macro_steps,
     )
