@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -161,22 +161,24 @@ class InterpolatedEpoch:
     """One epoch of B mini-batches from θ + position·u, matched with u/E (AWA eq_model_update_approximate).
 
     Position 0 is the paper's choice, its first epoch; epoch e starts at position (e−1)/E. Along a curved path the mean
-    gradient is met far better at the middle, position 0.5.
+    gradient is met far better in the middle: "middle" is the epoch around position 0.5, and the only one where E = 1.
     """
 
-    position: float = 0.0
+    position: float | Literal["middle"] = 0.0
 
     def __post_init__(self) -> None:
-        check_position(self.position)
+        if self.position != "middle":
+            check_position(self.position)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
         """The replay."""
         network, start, update = observed_update(observation)
         sizes = list(observation.training.sizes(observation.num_samples))
         batches = torch.arange(observation.num_samples, device=observation.device).split(sizes)
+        middle = (1 - 1 / observation.epochs) / 2
         return Chain(
             network=network,
-            start=along(start, update, self.position),
+            start=along(start, update, middle if self.position == "middle" else self.position),
             plan=tuple((batch, observation.learning_rate) for batch in batches),
             target=scaled(update, 1 / observation.epochs),
         )

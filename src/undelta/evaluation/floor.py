@@ -25,7 +25,7 @@ from undelta.seeding import stream
 
 REPLAYS: dict[str, ReplayPart] = {
     "one epoch from the start (AWA)": InterpolatedEpoch(),
-    "one epoch from the midpoint": InterpolatedEpoch(position=0.5),
+    "one epoch around the midpoint": InterpolatedEpoch(position="middle"),
     "one gradient at the start": OneStep(),
     "one gradient at the midpoint": OneStep(position=0.5),
     "straight line, 4 gradients": StraightPath(nodes=4, middle=True),

@@ -26,6 +26,7 @@ class Setting:
     """What the paper leaves open, or fixes."""
 
     q: Literal["family", "paper"]
+    position: float | Literal["middle"]
     steps: int
     learning_rate: float
     schedule: Schedule
@@ -34,8 +35,12 @@ class Setting:
 
 
 SETTINGS: dict[str, Setting] = {
-    "measured": Setting(q="family", steps=1000, learning_rate=1.0, schedule=cosine_decay, tv=0.03, labels="auto"),
-    "paper": Setting(q="paper", steps=10_000, learning_rate=0.1, schedule=three_step, tv=0.01, labels="disclosed"),
+    "measured": Setting(
+        q="family", position="middle", steps=1000, learning_rate=1.0, schedule=cosine_decay, tv=0.03, labels="auto"
+    ),
+    "paper": Setting(
+        q="paper", position=0.0, steps=10_000, learning_rate=0.1, schedule=three_step, tv=0.01, labels="disclosed"
+    ),
 }
 
 
@@ -44,7 +49,7 @@ def awa(
     setting: Literal["measured", "paper"] = "measured",
     form: Form = "enhanced",
     q: Q | Literal["family", "paper"] | None = None,
-    position: float = 0.0,
+    position: float | None = None,
     steps: int | None = None,
     learning_rate: float | None = None,
     tv: float | None = None,
@@ -58,11 +63,12 @@ def awa(
     """The paper's attack. None takes the setting's value.
 
     Args:
-        setting: "measured": a large rate with cosine decay, and the Q of the network's family. "paper": Adam at 0.1 for
-            10 000 iterations and the paper's Q; its coefficients and decay are ours, since the paper gives none.
+        setting: "measured": the epoch in the middle of the path, a large rate with cosine decay, and the Q of the
+            network's family. "paper": the first epoch, Adam at 0.1 for 10 000 iterations and the paper's Q; its
+            coefficients and decay are ours, since the paper gives none.
         form: The paper's three ablation forms: approximation alone, with linear ramps, with enhanced weights too.
         q: The layer weights' parameters: values of your own, "family", or "paper", tuned there for ResNet-18.
-        position: Where along the interpolated path the epoch starts: 0 as in the paper, 0.5 the midpoint.
+        position: Where along the interpolated path the epoch starts, from 0, the paper's first epoch, to 1.
         steps: Attack iterations.
         learning_rate: Adam's.
         tv: Weight of total variation.
@@ -85,7 +91,7 @@ def awa(
         raise ConfigError(f"expected setting {', '.join(SETTINGS)}, got {setting!r}")
     chosen = SETTINGS[setting]
     return GradientMatching(
-        replay=InterpolatedEpoch(position=position),
+        replay=InterpolatedEpoch(position=chosen.position if position is None else position),
         weights=_weights(form, chosen.q if q is None else q),
         priors=(
             TotalVariation(weight=chosen.tv if tv is None else tv),
