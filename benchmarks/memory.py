@@ -57,12 +57,12 @@ def table(cells: list[dict[str, Any]]) -> str:
         "|---|---|" + "---|" * (len(COUNTS) + 2),
     ]
     for name in WORKS:
-        whole = [entry["seconds"] for entry in cells if (entry["name"], entry["form"]) == (name, "whole")]
+        whole = [record["seconds"] for record in cells if (record["name"], record["form"]) == (name, "whole")]
         for form in ("chunked", "whole", "textbook"):
-            row = [entry for entry in cells if (entry["name"], entry["form"]) == (name, form)]
+            row = [record for record in cells if (record["name"], record["form"]) == (name, form)]
             if not row:
                 continue
-            peaks = " | ".join(f"{entry['peak_mb']:.0f} MB" for entry in row)
+            peaks = " | ".join(f"{record['peak_mb']:.0f} MB" for record in row)
             growth = row[-1]["peak_mb"] / row[0]["peak_mb"]
             ratio = row[-1]["seconds"] / whole[-1]
             lines.append(f"| {name} | {form} | {peaks} | {growth:.2f} | {ratio:.2f} |")

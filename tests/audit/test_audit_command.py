@@ -305,7 +305,7 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_demo_is_an_audit_of_two_trials(small_demo: None, tmp_path: Path) -> None:
     made = jobs.demo_job(tmp_path / "demo", seed=3)
-    assert [(record["attack"], record["seed"], record["status"]) for record in made] == [
+    assert [(record.attack, record.seed, record.status) for record in made] == [
         ("awa", 3, "completed"),
         ("strongest", 3, "completed"),
     ]
@@ -324,13 +324,13 @@ def test_the_demo_is_an_audit_of_two_trials(small_demo: None, tmp_path: Path) ->
 
 def test_a_finished_demo_runs_again(small_demo: None, tmp_path: Path) -> None:
     first, second = jobs.demo_job(tmp_path), jobs.demo_job(tmp_path)
-    assert [record["mismatch"] for record in first] == [record["mismatch"] for record in second]
-    assert [record["seconds"] for record in first] != [record["seconds"] for record in second]
+    assert [record.mismatch for record in first] == [record.mismatch for record in second]
+    assert [record.seconds for record in first] != [record.seconds for record in second]
 
 
 def test_two_demos_in_one_directory_are_refused(small_demo: None, tmp_path: Path) -> None:
     (record, _) = jobs.demo_job(tmp_path)
-    assert record["status"] == "completed"
+    assert record.status == "completed"
     folder = next((tmp_path / "trials").iterdir())
     claim = Claims(worker="other").acquire(folder)
     assert claim is not None

@@ -18,8 +18,9 @@ from undelta.attacker.journal import Journal
 from undelta.attacker.matching import Watch
 from undelta.attacker.reconstruction import Moment, Reconstruction
 from undelta.audit.claims import Claim, ClaimLost, Claims
-from undelta.audit.outcomes import finished_record, pictures, unmeasured_record
-from undelta.audit.store import CHECKPOINT, FAILED, NOT_APPLICABLE, Store
+from undelta.audit.outcomes import pictures
+from undelta.audit.record import FAILED, NOT_APPLICABLE
+from undelta.audit.store import CHECKPOINT, Store
 from undelta.audit.trial import Outcome, Trial, run
 from undelta.errors import ConfigError, MissingKnowledge, UndeltaError
 from undelta.recording import write_bytes
@@ -93,8 +94,7 @@ def attempt(
         outcome = run(trial, watch=watch_claim, open_journal=open_journal)
         if outcome.reconstruction.status == "interrupted":
             return outcome
-        record, images = finished_record(trial, outcome), pictures(outcome)
-        store.finish(trial.key, record, images, claim.check)
+        store.finish(outcome.record, pictures(outcome), claim.check)
     except ClaimLost:
         return None
     except MissingKnowledge as problem:
@@ -114,7 +114,7 @@ def _give_up(store: Store, trial: Trial, claim: Claim, status: str, problem: Exc
             claim.check()
             trace = "".join(traceback.format_exception(problem))
             write_bytes(store.folder(trial.key) / "error.txt", trace.encode())
-        store.finish(trial.key, unmeasured_record(trial, status, message), None, claim.check)
+        store.finish(trial.unmeasured(status, message).dated(), None, claim.check)
     except ClaimLost:
         return
 

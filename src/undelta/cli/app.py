@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from undelta.audit.record import Record
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 FAILED = 3  # some trials of an audit
@@ -36,18 +39,18 @@ def resumable() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def exit_if_failed(records: Iterable[dict[str, Any]]) -> None:
+def exit_if_failed(records: Iterable[Record]) -> None:
     """Name the trials that failed, if any, and end."""
     failed = list(records)
     for record in failed:
-        typer.echo(f"Failed: trial {record['key']} ({record['attack']}, {record['name']}): {record['error']}", err=True)
+        typer.echo(f"Failed: trial {record.key} ({record.attack}, {record.name}): {record.error}", err=True)
     if failed:
         typer.echo("Failed trials run again with --retry-failed.", err=True)
         raise typer.Exit(FAILED)
 
 
-def exit_if_interrupted(records: list[dict[str, Any]]) -> None:
+def exit_if_interrupted(records: Iterable[Record]) -> None:
     """Say that a result is not the last word, and end."""
-    if any(record["status"] == "interrupted" for record in records):
+    if any(record.status == "interrupted" for record in records):
         typer.echo("Interrupted: what you see is the result so far.", err=True)
         raise typer.Exit(INTERRUPTED)

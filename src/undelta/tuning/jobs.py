@@ -244,8 +244,8 @@ def final_job(
     number = steps or inspect.signature(ATTACKS[plan.attack]).parameters["steps"].default
     arguments = {**plan.arguments, **tuned.settings, "steps": number}
     earlier = read_results(out)[0] if (out / "results.json").exists() else None
-    same = earlier is not None and earlier.get("attack_arguments") == arguments
-    if earlier and same and earlier["status"] != "interrupted":
+    same = earlier is not None and earlier.arguments == arguments
+    if earlier and same and earlier.status != "interrupted":
         return earlier
     run = partial(
         attack_job,
