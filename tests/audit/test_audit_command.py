@@ -299,7 +299,7 @@ def test_nothing_is_shown_where_nobody_watches(capfd: pytest.CaptureFixture[str]
 @pytest.fixture
 def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     text = jobs.DEMO_TOML.replace("image_size = 32", "image_size = 12").replace("num_samples = 8", "num_samples = 4")
-    text = text.replace("steps = 160", "steps = 3").replace("rollout_steps = 100", "steps = 2\nrollout_steps = 2")
+    text = text.replace("steps = 120", "steps = 3").replace("rollout_steps = 100", "steps = 2\nrollout_steps = 2")
     monkeypatch.setattr(jobs, "DEMO_TOML", text)
 
 

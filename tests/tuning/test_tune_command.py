@@ -388,4 +388,4 @@ def test_an_attack_with_q_tune_is_the_papers_whole_algorithm(tmp_path: Path) -> 
     assert len(tuned["trials"]) == 3
     (record,) = json.loads((tmp_path / "run" / "results.json").read_text())["records"]
     assert record["iterations"] == 7
-    assert record["attack_arguments"]["q"]
+    assert record["arguments"]["q"]
