@@ -15,8 +15,9 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from undelta.attacker.attacks import awa
-from undelta.attacker.loop import Loop
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.combine import method_of
+from undelta.attacker.descent import Descent
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.priors import batch_norm_targets, total_variation
 from undelta.audit.record import versions
 from undelta.client.disclose import disclose
@@ -66,9 +67,9 @@ def observe(work: Work) -> Observation:
 
 def ours(observation: Observation, method: GradientMatching | None = None) -> Callable[[], object]:
     """One full iteration of an attack (AWA with all its parts, if not told otherwise)."""
-    loop = Loop(method or awa(), observation, stream("attacker", 0), None)
+    descent = Descent(method or method_of(awa()), observation, stream("attacker", 0))
     iteration = iter(range(10**9))
-    return lambda: loop.step(next(iteration), record=False)
+    return lambda: descent.step(next(iteration), record=False)
 
 
 def batches_of(observation: Observation) -> list[Tensor]:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from undelta.assignment import match
+from undelta.attacker.attack import Attack, Run
 from undelta.attacker.attacks import awa, strongest
+from undelta.attacker.combine import Phases, Restarts, method_of
+from undelta.attacker.descent import Descent
 from undelta.attacker.distances import Weights, cosine, mismatch
 from undelta.attacker.labels import disclosed
-from undelta.attacker.loop import Loop
-from undelta.attacker.matching import Attack, GradientMatching, Phases
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam
 from undelta.attacker.priors import TotalVariation
 from undelta.attacker.reconstruction import Moment, Reconstruction
@@ -59,15 +61,15 @@ def test_the_papers_attack_can_trust_the_clients_statistics(scenario: Scenario, 
 
 
 def test_the_papers_own_setting_is_one_argument_away() -> None:
-    paper = awa(setting="paper")
+    paper = method_of(awa(setting="paper"))
     assert (paper.steps, paper.optimizer, paper.signed) == (10_000, Adam(learning_rate=0.1), False)
     assert paper.weights == ErrorEnhanced(q=PAPER_Q)
-    ours = awa()
+    ours = method_of(awa())
     assert (ours.steps, ours.optimizer) == (1000, Adam(learning_rate=1.0))
     assert ours.weights == ByFamily()
     assert awa(setting="paper", steps=7, learning_rate=0.5, tv=0.2).steps == 7
-    assert awa(q="paper").weights == ErrorEnhanced(q=PAPER_Q)
-    assert awa(form="linear", q=PAPER_Q).weights == Ramps(conv=694.99, norm=898.67, linear=441.64)
+    assert method_of(awa(q="paper")).weights == ErrorEnhanced(q=PAPER_Q)
+    assert method_of(awa(form="linear", q=PAPER_Q)).weights == Ramps(conv=694.99, norm=898.67, linear=441.64)
     for wrong in ({"setting": "fast"}, {"q": "cnn"}):
         with pytest.raises(ConfigError, match="expected"):
             awa(**wrong)  # type: ignore[arg-type]
@@ -103,8 +105,8 @@ def test_restarts_choose_the_smallest_mismatch_of_their_own(observation: Observa
     def watch(moment: Moment, total: int) -> None:
         seen[moment.iteration] = moment.mismatch
 
-    method = GradientMatching(replay=OneStep(position=0.5), steps=11, restarts=5)
-    best = method(observation, watch=watch)
+    method = GradientMatching(replay=OneStep(position=0.5), steps=11)
+    best = Restarts(attack=method, restarts=5)(observation, run=Run(watch=watch))
     assert best.iterations == 55
     assert best.status == "completed"
     ends = [seen[11 * restart + 10] for restart in range(5)]
@@ -148,7 +150,8 @@ def test_a_diverged_try_loses_against_one_that_did_not(observation: Observation)
         calls += 1
         return cosine(dummy, target, weights) * (math.nan if calls == 2 else 1.0)
 
-    result = GradientMatching(replay=InterpolatedEpoch(), distance=fragile, steps=3, restarts=2)(observation)
+    method = GradientMatching(replay=InterpolatedEpoch(), distance=fragile, steps=3)
+    result = Restarts(attack=method, restarts=2)(observation)
     assert result.status == "completed"
     assert result.iterations == 1 + 3
 
@@ -166,7 +169,7 @@ def interrupt_at(iteration: int) -> Callable[[Moment, int], None]:
 )
 @pytest.mark.parametrize("iteration", [0, 10])
 def test_an_interrupted_attack_returns_what_it_has(attack: Attack, observation: Observation, iteration: int) -> None:
-    result = attack(observation, watch=interrupt_at(iteration))
+    result = attack(observation, run=Run(watch=interrupt_at(iteration)))
     assert result.status == "interrupted"
     assert result.iterations - iteration in (0, 1)
     assert math.isfinite(result.mismatch)
@@ -186,7 +189,7 @@ def test_an_interruption_counts_also_where_the_images_are_no_numbers(observation
     def spoil(moment: Moment, total: int) -> None:
         raise KeyboardInterrupt
 
-    class Spoiled(Loop):
+    class Spoiled(Descent):
         def step(self, iteration: int, *, record: bool) -> bool:
             sound = super().step(iteration, record=record)
             for values in (self.variables, self.previous):
@@ -194,21 +197,21 @@ def test_an_interruption_counts_also_where_the_images_are_no_numbers(observation
             return sound
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("undelta.attacker.matching.Loop", Spoiled)
-        result = awa(steps=12, restarts=3)(observation, watch=spoil)
+        patch.setattr("undelta.attacker.method.Descent", Spoiled)
+        result = awa(steps=12, restarts=3)(observation, run=Run(watch=spoil))
     assert (result.status, result.iterations) == ("interrupted", 1)
 
 
 def test_an_interruption_ends_all_tries_and_keeps_the_best(observation: Observation) -> None:
     tries = Phases(phases=((awa(steps=12), awa(steps=12, learning_rate=1e-9), awa(steps=12)),))
-    result = tries(observation, watch=interrupt_at(12 + 10))
+    result = tries(observation, run=Run(watch=interrupt_at(12 + 10)))
     assert result.status == "interrupted"
     assert result.iterations - (12 + 10) in (0, 1)
     assert torch.equal(result.images, awa(steps=12)(observation).images)
 
 
 def test_an_interruption_ends_all_restarts(observation: Observation) -> None:
-    result = awa(steps=12, restarts=5)(observation, watch=interrupt_at(12 + 10))
+    result = awa(steps=12, restarts=5)(observation, run=Run(watch=interrupt_at(12 + 10)))
     assert result.status == "interrupted"
     assert result.iterations - (12 + 10) in (0, 1)
     check_sound(result, observation)
@@ -227,14 +230,14 @@ def test_a_watch_sees_iterations_counted_over_all_tries_and_phases(
     attack: Attack, totals: list[int], observation: Observation
 ) -> None:
     seen: list[tuple[int, int]] = []
-    attack(observation, watch=lambda moment, total: seen.append((moment.iteration, total)))
+    attack(observation, run=Run(watch=lambda moment, total: seen.append((moment.iteration, total))))
     # A phase may depend on the one before, so its iterations count from when it begins.
     assert seen == list(zip([0, 10, 15, 25], totals, strict=True))
 
 
 def test_a_watch_does_not_change_the_result(observation: Observation) -> None:
     attack = awa(steps=11)
-    plain, watched = attack(observation), attack(observation, watch=lambda moment, total: None)
+    plain, watched = attack(observation), attack(observation, run=Run(watch=lambda moment, total: None))
     assert torch.equal(plain.images, watched.images)
     assert plain.mismatch == watched.mismatch
 
@@ -351,7 +354,7 @@ def test_iterates_lead_from_the_start_to_the_result(observation: Observation) ->
 
 def test_iterates_of_large_batches_are_few(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> None:
     size = math.prod(observation.image.shape) * observation.num_samples
-    monkeypatch.setattr("undelta.attacker.matching.ITERATE_BYTES", 3 * size + 1)
+    monkeypatch.setattr("undelta.attacker.run.ITERATE_BYTES", 3 * size + 1)
     assert len(awa(steps=40)(observation).iterates) == 3
-    monkeypatch.setattr("undelta.attacker.matching.ITERATE_BYTES", size - 1)
+    monkeypatch.setattr("undelta.attacker.run.ITERATE_BYTES", size - 1)
     assert awa(steps=3)(observation).iterates == ()

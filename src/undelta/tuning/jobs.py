@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from undelta.attacker.attack import Watch
 from undelta.attacker.attacks import ATTACKS
-from undelta.attacker.matching import Watch
 from undelta.audit.audits import ended_by_sigterm
 from undelta.audit.config import load_scenario
 from undelta.audit.engines import Processes

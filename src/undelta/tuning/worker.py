@@ -11,12 +11,11 @@ import optuna
 import torch
 from optuna.exceptions import UpdateFinishedTrialError
 
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Watch
+from undelta.attacker.attack import Run, Watch
+from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Moment
 from undelta.audit.claims import STALE_SECONDS, Claims
 from undelta.engine.devices import device_of
-from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.recording import load_observation
 from undelta.tuning.box import settings_of
@@ -113,18 +112,19 @@ def _attempt(
     folder.mkdir(exist_ok=True)
     opened: list[Path] = []
 
-    def journal(part: str, key: str) -> Journal:
-        opened.append(folder / f"{running.slot}-{part}.pt")
-        return _open_journal(opened[-1], f"{key} threads={torch.get_num_threads()}", checkpoint_seconds)
-
     def watch(moment: Moment, total: int) -> None:
         running.check()
         if show:
             show(moment, total)
 
+    def open_run(part: str, key: str) -> Run:
+        opened.append(folder / f"{running.slot}-{part}.pt")
+        key = f"{key} threads={torch.get_num_threads()}"
+        return Run(watch=watch, checkpoint=Checkpoint(opened[-1], key=key, seconds=checkpoint_seconds, replace=True))
+
     try:
         settings = settings_of(running.point())
-        running.complete(objective(settings, report=running.report, journal=journal, watch=watch))
+        running.complete(objective(settings, report=running.report, open_run=open_run))
     except optuna.TrialPruned:
         running.prune()
     except Diverged:
@@ -133,12 +133,3 @@ def _attempt(
         return  # whoever repeats the trial goes on from its checkpoint
     for path in opened:
         path.unlink(missing_ok=True)
-
-
-def _open_journal(path: Path, key: str, seconds: float) -> Journal:
-    try:
-        return Journal(path, key=key, seconds=seconds)
-    except ConfigError:
-        # Of another point, other threads or versions: to mix the two would give a result that nobody can repeat.
-        path.unlink(missing_ok=True)
-        return Journal(path, key=key, seconds=seconds)

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from undelta.attacker.attack import UNWATCHED, Run
 from undelta.attacker.distances import mismatch
-from undelta.attacker.journal import Journal
 from undelta.attacker.labels import LabelSource, label_source
-from undelta.attacker.matching import Watch
 from undelta.attacker.reconstruction import Moment, Reconstruction
 from undelta.attacker.replays import OneStep, observed_update
 from undelta.errors import MissingKnowledge
@@ -33,14 +32,7 @@ class LinearInversion:
 
     labels: LabelSource
 
-    def __call__(
-        self,
-        observation: Observation,
-        *,
-        seed: int = 0,
-        watch: Watch | None = None,
-        journal: Journal | None = None,
-    ) -> Reconstruction:
+    def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
         """Divide, choose, done."""
         began = time.perf_counter()
         generator = stream("attacker", seed, "analytic")
@@ -56,8 +48,7 @@ class LinearInversion:
         labels, final = _best_order(observation, images, self.labels(observation, generator))
         seconds = time.perf_counter() - began
         moment = Moment(1, seconds, final, final)
-        if watch:
-            watch(moment, 1)
+        run.tell(moment, 1)
         return Reconstruction(
             images=images,
             labels=labels,

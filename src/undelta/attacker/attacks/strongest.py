@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from undelta.attacker.attack import UNWATCHED, Run
+from undelta.attacker.combine import Matching, Phases, altered, best_of
 from undelta.attacker.distances import mismatch
-from undelta.attacker.journal import Journal
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching, Phases, Watch
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import BatchNormStatistics, ColorVariation, Prior, Source, TotalVariation
 from undelta.attacker.pruned import sent_entries
@@ -64,34 +65,27 @@ class Composite:
     much longer than the update, the midpoint phase is done again, there.
     """
 
-    midpoint: GradientMatching
+    midpoint: Matching
     rollout: GradientMatching
     candidates: tuple[Candidate, ...]
     """All are tried in the midpoint phase, and judged by `RISING` weights."""
     macro_steps: int | None
     """None: chosen before each round on the images so far, without any truth."""
 
-    def __call__(
-        self,
-        observation: Observation,
-        *,
-        seed: int = 0,
-        watch: Watch | None = None,
-        journal: Journal | None = None,
-    ) -> Reconstruction:
+    def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
         """Attack; where E or η is unknown there is no path to roll out, and the midpoint phase stands alone."""
         training = observation.training
         most = training.epochs * training.batches
         midpoint = self.midpoint
         single = most == 1 and "epochs" not in observation.unknown
         if single:
-            midpoint = replace(midpoint, replay=OneStep())  # scenario 1: one gradient at θ is the whole truth
+            midpoint = altered(midpoint, replay=OneStep())  # scenario 1: one gradient at θ is the whole truth
 
         def further_out(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
             stretch = 1.0 if single else path_stretch(observation, guess)
             if stretch < CLIPPED:
                 return None
-            return replace(by, replay=OneStep(position=0.5, stretch=stretch), restarts=1, group=1)
+            return replace(by, replay=OneStep(position=0.5, stretch=stretch))
 
         budget, spent = MACRO_STEPS[0] * self.rollout.steps, 0  # gradients
 
@@ -118,10 +112,10 @@ class Composite:
             return replace(by, priors=late, optimizer=Adam(learning_rate=POLISH_RATE), steps=steps)
 
         tries = tuple(
-            replace(midpoint, weights=candidate.weights, priors=candidate.priors) for candidate in self.candidates
+            altered(midpoint, weights=candidate.weights, priors=candidate.priors) for candidate in self.candidates
         )
         rounds = () if observation.unknown else (further_out, *[finer] * ROUNDS, polish)
-        return Phases(phases=(tries, *rounds), judge=RISING)(observation, seed=seed, watch=watch, journal=journal)
+        return Phases(phases=(tries, *rounds), judge=RISING)(observation, seed=seed, run=run)
 
     def _late(self, by: GradientMatching) -> tuple[Prior, ...] | None:
         """The priors of the last phase, for the candidate that was chosen."""
@@ -253,7 +247,6 @@ def strongest(
         optimizer=Adam(learning_rate=1.0),
         schedule=cosine_decay,
         steps=steps,
-        restarts=restarts,
         masked=masked,
     )
     rollout = GradientMatching(
@@ -264,7 +257,7 @@ def strongest(
         masked=masked,
     )
     return Composite(
-        midpoint=midpoint,
+        midpoint=best_of(restarts, midpoint),
         rollout=rollout,
         candidates=choices[weights],
         macro_steps=macro_steps,
