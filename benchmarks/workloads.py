@@ -15,14 +15,14 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from undelta.attacker.attacks import awa
-from undelta.attacker.combine import method_of
+from undelta.attacker.combine import Matching, method_of
 from undelta.attacker.descent import Descent
-from undelta.attacker.method import GradientMatching
 from undelta.attacker.priors import batch_norm_targets, total_variation
 from undelta.audit.record import versions
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
+from undelta.engine import MEMORY
 from undelta.observation import Observation
 from undelta.recording import write_bytes
 from undelta.seeding import stream
@@ -65,9 +65,9 @@ def observe(work: Work) -> Observation:
     return disclose(private, scenario)
 
 
-def ours(observation: Observation, method: GradientMatching | None = None) -> Callable[[], object]:
+def ours(observation: Observation, attack: Matching | None = None, *, memory: int = MEMORY) -> Callable[[], object]:
     """One full iteration of an attack (AWA with all its parts, if not told otherwise)."""
-    descent = Descent(method or method_of(awa()), observation, stream("attacker", 0))
+    descent = Descent(method_of(attack or awa()), observation, stream("attacker", 0), memory=memory)
     iteration = iter(range(10**9))
     return lambda: descent.step(next(iteration), record=False)
 

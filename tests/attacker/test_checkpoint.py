@@ -28,6 +28,7 @@ from undelta.attacker.attacks import (
     strongest,
 )
 from undelta.attacker.checkpoint import Checkpoint
+from undelta.attacker.combine import Phases
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import LBFGS
 from undelta.attacker.reconstruction import Moment, Reconstruction
@@ -43,6 +44,7 @@ ATTACKS: dict[str, tuple[Attack, tuple[int, ...]]] = {
     "gradinversion": (gradinversion(steps=22, group=2), (10, 20)),
     "dlg": (dlg(steps=12), (10,)),
     "restarts": (awa(steps=12, restarts=2), (10, 12, 22)),
+    "candidates": (Phases(phases=((awa(steps=11, restarts=2), awa(steps=12, form="linear")),)), (10, 11, 22, 32)),
     "cpl": (cpl(steps=11), (10,)),
     "idlg": (idlg(steps=11, labels="disclosed"), (10,)),
     "idlg_fedavg": (idlg_fedavg(steps=12), (10,)),

@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeAlias
 
 from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Moment, Reconstruction
+from undelta.engine import MEMORY
+from undelta.errors import ConfigError
 from undelta.observation import Observation
 
 Watch: TypeAlias = Callable[[Moment, int], None]
@@ -16,12 +18,18 @@ Watch: TypeAlias = Callable[[Moment, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What watches an attack, and where it checkpoints. Neither changes its result."""
+    """What watches an attack, where it checkpoints, and how much memory it has."""
 
     watch: Watch | None = None
     checkpoint: Checkpoint | None = None
+    memory: int = MEMORY
+    """Bytes that may be kept in order to save time; an attack never takes less than one sample needs."""
     part: str = "attack"
     """Which part of the whole attack this is; a checkpoint knows it by this name."""
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise ConfigError(f"expected a memory limit of at least one byte, got {self.memory}")
 
     def within(self, part: str, *, done: int, total: int) -> Run:
         """The run of one part; whoever watches hears of its iterations as of those after ``done``, of ``total``."""

@@ -61,7 +61,7 @@ class Consensus:
             # The same labels in the same places: a mean over different classes would be nobody's image.
             labels = descents[0].given_labels if descents else None
             generator = stream("attacker", seed, attempt, member)
-            descents.append(Descent(self.attack, observation, generator, start, labels))
+            descents.append(Descent(self.attack, observation, generator, start, labels, memory=run.memory))
 
         def pull_together() -> None:
             mean = torch.stack([descent.images for descent in descents]).mean(0)
@@ -180,7 +180,7 @@ class Phases:
                     break
             if not results:
                 continue
-            chosen = self._best(observation, results, tries)
+            chosen = self._best(observation, results, tries, run)
             best = _ended_as(results[-1], results[chosen])
             if found and _lost(best):
                 history += (Moment(done, seconds, found.mismatch, found.history[-1].loss),)
@@ -193,12 +193,14 @@ class Phases:
             raise ConfigError("expected at least one phase, got none")
         return replace(found, iterations=done, seconds=seconds, history=history, iterates=iterates)
 
-    def _best(self, observation: Observation, results: list[Reconstruction], tries: tuple[Matching, ...]) -> int:
+    def _best(
+        self, observation: Observation, results: list[Reconstruction], tries: tuple[Matching, ...], run: Run
+    ) -> int:
         """The candidate whose dummy update is closest to the target, by the judge's layer weights."""
 
         def rank(index: int) -> tuple[bool, float]:
             result, method = results[index], replace(method_of(tries[index]), weights=self.judge, priors=())
-            problem = Problem(method, observation, stream("attacker", "judge"))
+            problem = Problem(method, observation, stream("attacker", "judge"), memory=run.memory)
             value, _ = problem.value(observation.image.normalize(result.images), result.labels)
             distance = value.terms["distance"]
             return result.status == "diverged", distance if math.isfinite(distance) else math.inf

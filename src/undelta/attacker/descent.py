@@ -17,6 +17,7 @@ from undelta.attacker.labels import LabelSource, disclosed
 from undelta.attacker.objective import Objective, Problem, encode
 from undelta.attacker.optimizers import Adam, Optimizer, Schedule, constant
 from undelta.attacker.reconstruction import Moment, Reconstruction, Status
+from undelta.engine import MEMORY
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 
@@ -55,12 +56,14 @@ class Descent:
         generator: torch.Generator,
         start: Reconstruction | None = None,
         labels: Tensor | None = None,
+        *,
+        memory: int = MEMORY,
     ) -> None:
         self.method, self.observation, self.generator = method, observation, generator
         if labels is None:
             labels = start.labels if start else method.labels(observation, generator)
         labels = labels.to(observation.device)
-        self.problem = Problem(method, observation, generator)
+        self.problem = Problem(method, observation, generator, memory=memory)
         self.replay = self.problem.replay
         canvas = method.canvas
         if start:

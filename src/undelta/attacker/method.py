@@ -47,8 +47,9 @@ class GradientMatching(Method):
             seed: Random seed.
             attempt: Another number is another try with the same seed.
             start: What an earlier phase found takes the place of noise.
-            run: What watches, and where checkpoints go.
+            run: What watches, where checkpoints go, and how much memory there is.
         """
         if done := run.finished():
             return done.to(observation.device)
-        return optimize([Descent(self, observation, stream("attacker", seed, attempt, 0), start)], run)
+        generator = stream("attacker", seed, attempt, 0)
+        return optimize([Descent(self, observation, generator, start, memory=run.memory)], run)

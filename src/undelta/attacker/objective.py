@@ -23,9 +23,9 @@ from undelta.attacker.canvas import Canvas, Pixels
 from undelta.attacker.distances import Distance, mismatch, with_cotangent
 from undelta.attacker.priors import Off, OnMoments, Prior
 from undelta.attacker.pruned import sent_entries
-from undelta.attacker.replays import NOTHING, Replay, ReplayPart
+from undelta.attacker.replays import NOTHING, Replay, ReplayPart, prepare
 from undelta.attacker.weights import Uniform, WeightsPart
-from undelta.engine import Moments
+from undelta.engine import MEMORY, Moments
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.updates import Update, layers_of, layers_within
@@ -61,9 +61,11 @@ class Value(NamedTuple):
 class Problem:
     """An objective prepared for an observation."""
 
-    def __init__(self, parts: Objective, observation: Observation, generator: torch.Generator) -> None:
+    def __init__(
+        self, parts: Objective, observation: Observation, generator: torch.Generator, *, memory: int = MEMORY
+    ) -> None:
         self.parts = parts
-        self.replay: Replay = parts.replay(observation, generator)
+        self.replay: Replay = prepare(parts.replay, observation, generator, memory)
         prepared = [(_name(prior), prior(observation, self.replay)) for prior in parts.priors]
         self.notes = tuple(penalty.note for _, penalty in prepared if isinstance(penalty, Off))
         for note in self.notes:

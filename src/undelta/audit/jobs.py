@@ -33,7 +33,7 @@ from undelta.audit.worker import attempt
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.private import load_private, save_private
 from undelta.client.scenario import Scenario
-from undelta.engine import ranks
+from undelta.engine import MEMORY, ranks
 from undelta.engine.devices import device_of
 from undelta.errors import ConfigError, DataError, RankFailure, UndeltaError
 from undelta.evaluation.floor import floors
@@ -82,6 +82,7 @@ def attack_job(
     overwrite: bool = False,
     checkpoint_seconds: float = 30.0,
     device: str = "auto",
+    memory: int = MEMORY,
     watch: Watch | None = None,
 ) -> Record:
     """Attack an observation file; the truth is nowhere near.
@@ -99,7 +100,7 @@ def attack_job(
     reset_peak_memory()
     try:
         checkpoint = Checkpoint(out / CHECKPOINT, key=key, seconds=checkpoint_seconds)
-        reconstruction = method(observation, seed=seed, run=Run(watch=watch, checkpoint=checkpoint))
+        reconstruction = method(observation, seed=seed, run=Run(watch=watch, checkpoint=checkpoint, memory=memory))
     except RankFailure as problem:
         raise RankFailure(f"{problem}; {_resume(out)}") from None
     except UndeltaError:

@@ -15,6 +15,7 @@ from undelta.attacker.attack import Run, Watch
 from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Moment
 from undelta.audit.claims import STALE_SECONDS, Claims
+from undelta.engine import MEMORY
 from undelta.engine.devices import device_of
 from undelta.observation import Observation
 from undelta.recording import load_observation
@@ -45,6 +46,7 @@ class Job:
     checkpoint_seconds: float = 30.0
     model: str | None = None
     device: str = "auto"
+    memory: int = MEMORY
     home: str = ""
     """The directory from which relative paths of data and models count."""
 
@@ -58,7 +60,8 @@ def work(job: Job) -> None:
     directory = Path(job.directory)
     plan = read_plan(directory)
     observation = load_observation(directory / OBSERVATION, model=job.model).to(device_of(job.device))
-    evaluate(join(job, plan), make_objective(plan, observation), directory, checkpoint_seconds=job.checkpoint_seconds)
+    slots, objective = join(job, plan), make_objective(plan, observation)
+    evaluate(slots, objective, directory, checkpoint_seconds=job.checkpoint_seconds, memory=job.memory)
 
 
 def join(job: Job, plan: Plan) -> Slots:
@@ -97,16 +100,22 @@ def evaluate(
     directory: Path,
     *,
     checkpoint_seconds: float = 30.0,
+    memory: int = MEMORY,
     show: ShowTrial | None = None,
 ) -> None:
     """Evaluate one point after the other until there is nothing left to take."""
     while running := slots.take():
         with running:
-            _attempt(running, objective, directory, checkpoint_seconds, show(running.slot) if show else None)
+            _attempt(running, objective, directory, checkpoint_seconds, memory, show(running.slot) if show else None)
 
 
 def _attempt(
-    running: Running, objective: Objective, directory: Path, checkpoint_seconds: float, show: Watch | None
+    running: Running,
+    objective: Objective,
+    directory: Path,
+    checkpoint_seconds: float,
+    memory: int,
+    show: Watch | None,
 ) -> None:
     folder = directory / CHECKPOINTS
     folder.mkdir(exist_ok=True)
@@ -120,7 +129,8 @@ def _attempt(
     def open_run(part: str, key: str) -> Run:
         opened.append(folder / f"{running.slot}-{part}.pt")
         key = f"{key} threads={torch.get_num_threads()}"
-        return Run(watch=watch, checkpoint=Checkpoint(opened[-1], key=key, seconds=checkpoint_seconds, replace=True))
+        checkpoint = Checkpoint(opened[-1], key=key, seconds=checkpoint_seconds, replace=True)
+        return Run(watch=watch, checkpoint=checkpoint, memory=memory)
 
     try:
         settings = settings_of(running.point())

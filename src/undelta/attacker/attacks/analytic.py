@@ -13,7 +13,7 @@ from undelta.attacker.attack import UNWATCHED, Run
 from undelta.attacker.distances import mismatch
 from undelta.attacker.labels import LabelSource, label_source
 from undelta.attacker.reconstruction import Moment, Reconstruction
-from undelta.attacker.replays import OneStep, observed_update
+from undelta.attacker.replays import OneStep, observed_update, prepare
 from undelta.errors import MissingKnowledge
 from undelta.observation import Observation
 from undelta.seeding import stream
@@ -45,7 +45,7 @@ class LinearInversion:
         outside = (pixels - pixels.clamp(0, 1)).abs().flatten(1).mean(1)
         chosen = _most_different(pixels, outside, bias[rows].abs(), observation.num_samples)
         images = pixels[chosen].clamp(0, 1)
-        labels, final = _best_order(observation, images, self.labels(observation, generator))
+        labels, final = _best_order(observation, images, self.labels(observation, generator), run.memory)
         seconds = time.perf_counter() - began
         moment = Moment(1, seconds, final, final)
         run.tell(moment, 1)
@@ -65,9 +65,9 @@ def analytic(*, labels: str = "auto") -> LinearInversion:
     return LinearInversion(labels=label_source(labels))
 
 
-def _best_order(observation: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+def _best_order(observation: Observation, images: Tensor, labels: Tensor, memory: int) -> tuple[Tensor, float]:
     """Which label goes with which image: swap pairs while that explains the update better."""
-    replay = OneStep()(observation, stream("attacker", "order"))
+    replay = prepare(OneStep(), observation, stream("attacker", "order"), memory)
     inputs = observation.image.normalize(images)
 
     def explained(order: Tensor) -> float:
