@@ -20,7 +20,7 @@ import torch
 from workloads import Work, observe, ours, textbook, write
 
 from undelta.audit.record import peak_memory_mb, reset_peak_memory
-from undelta.engine import Network, set_memory_limit
+from undelta.engine import Network
 from undelta.engine.rollout import HELD
 
 COUNTS = (8, 16, 32, 64, 128)
@@ -39,8 +39,8 @@ def cell(name: str, samples: int, form: str) -> dict[str, Any]:
     observation = observe(WORKS[name]._replace(samples=samples))
     network = Network(observation.model(), observation.training)
     needed = HELD * 4 * network.activations(observation.image.shape)
-    set_memory_limit(CHUNK * needed if form == "chunked" else 2**40)
-    step = textbook(observation) if form == "textbook" else ours(observation)
+    memory = CHUNK * needed if form == "chunked" else 2**40
+    step = textbook(observation) if form == "textbook" else ours(observation, memory=memory)
     reset_peak_memory()
     seconds = []
     for _ in range(3):

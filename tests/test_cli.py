@@ -24,6 +24,7 @@ from undelta.client.datasets import SOURCES
 from undelta.client.defenses import DEFENSES
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
+from undelta.engine import Network, Room, Step
 from undelta.errors import DataError, ObservationError
 from undelta.models import MODELS
 from undelta.recording import load_observation, read_tensors, save_observation, write_tensors
@@ -291,10 +292,16 @@ def test_the_memory_that_may_be_kept_reaches_the_engine(
     run: Run, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[int] = []
-    monkeypatch.setattr("undelta.engine.set_memory_limit", limits.append)
+    original = Room.of
+
+    def spy(network: Network, steps: list[Step], *, share: float = 1.0) -> Room:
+        limits.append(network.memory)
+        return original(network, steps, share=share)
+
+    monkeypatch.setattr(Room, "of", spy)
     finished = here("attack", run.observation, "--out", tmp_path / "out", "--memory", "0.25", *QUICK)
     assert finished.code == 0
-    assert limits == [2**28]
+    assert set(limits) == {2**28}
 
 
 def test_missing_files_are_one_line(run: Run, here: Here, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from undelta.attacker.attacks.strongest import Composite
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.reconstruction import Moment
 from undelta.audit.config import load_scenario, make_attack, parse_settings
 from undelta.audit.jobs import RECONSTRUCTION, attack_job, check_directory, make_directory, score_job, simulate_job

@@ -215,7 +215,7 @@ def test_an_interrupted_trial_stays_unfinished_and_ends_the_worker(store: Store,
     def interrupt(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("undelta.attacker.loop.Loop.step", interrupt)
+    monkeypatch.setattr("undelta.attacker.descent.Descent.step", interrupt)
     with pytest.raises(KeyboardInterrupt):
         work(job(store, ONE, TWO))
     assert store.unfinished([ONE.key, TWO.key]) == [ONE.key, TWO.key]

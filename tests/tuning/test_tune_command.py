@@ -18,8 +18,8 @@ import optuna
 import pytest
 from typer.testing import CliRunner
 
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Watch
+from undelta.attacker.attack import Watch
+from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Moment
 from undelta.audit.record import read_results
 from undelta.cli import app, main
@@ -190,7 +190,7 @@ def test_the_last_run_is_that_of_the_best_also_where_another_was_best_before(sou
     arguments = final_job(first, out=out, steps=2).arguments
     assert final_job(second, out=out, steps=2).arguments != arguments
     (out / "results.json").unlink()  # killed on its way, it leaves a checkpoint
-    Journal(out / "checkpoint.pt", key="of another winner").save("restart 0", {})
+    Checkpoint(out / "checkpoint.pt", key="of another winner").save("attack", {})
     assert final_job(first, out=out, steps=2).arguments == arguments
     assert not (out / "checkpoint.pt").exists()
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Watch
+from undelta.attacker.attack import Run, Watch
+from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.audit.audits import judge_job
 from undelta.audit.claims import Claims
@@ -31,12 +31,12 @@ from undelta.audit.record import (
     write_results,
 )
 from undelta.audit.store import CHECKPOINT, Store
-from undelta.audit.trial import journal_key
+from undelta.audit.trial import checkpoint_key
 from undelta.audit.worker import attempt
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.private import load_private, save_private
 from undelta.client.scenario import Scenario
-from undelta.engine import ranks
+from undelta.engine import MEMORY, ranks
 from undelta.engine.devices import device_of
 from undelta.errors import ConfigError, DataError, RankFailure, UndeltaError
 from undelta.evaluation.floor import floors
@@ -85,6 +85,7 @@ def attack_job(
     overwrite: bool = False,
     checkpoint_seconds: float = 30.0,
     device: str = "auto",
+    memory: int = MEMORY,
     watch: Watch | None = None,
 ) -> Record:
     """Attack an observation file; the truth is nowhere near.
@@ -94,15 +95,15 @@ def attack_job(
     """
     method = make_attack(attack, arguments)
     observation = load_observation(observation_path, model=model)
-    key = journal_key(observation, attack, arguments, seed)
+    key = checkpoint_key(observation, attack, arguments, seed)
     ranks.join(device_of(device))
     observation = observation.to(device_of(device))
     fresh = not out.exists()
     _prepare(out, overwrite=overwrite)
     reset_peak_memory()
     try:
-        journal = Journal(out / CHECKPOINT, key=key, seconds=checkpoint_seconds)
-        reconstruction = method(observation, seed=seed, watch=watch, journal=journal)
+        checkpoint = Checkpoint(out / CHECKPOINT, key=key, seconds=checkpoint_seconds)
+        reconstruction = method(observation, seed=seed, run=Run(watch=watch, checkpoint=checkpoint, memory=memory))
     except RankFailure as problem:
         raise RankFailure(f"{problem}; {_resume(out)}") from None
     except UndeltaError:
@@ -132,7 +133,7 @@ def attack_job(
     write_sheet(out / "reconstruction.png", [("reconstruction", reconstruction.images)])
     write_results(out, [record])
     if reconstruction.status != "interrupted":
-        journal.close()
+        checkpoint.close()
     return record
 
 

@@ -6,10 +6,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Watch
+from undelta.attacker.attack import UNWATCHED, Run
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.audit.config import make_attack
 from undelta.audit.record import (
@@ -100,13 +100,12 @@ class Outcome:
     score: Score
 
 
-def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str], Journal] | None = None) -> Outcome:
+def run(trial: Trial, *, open_run: Callable[[str], Run] | None = None) -> Outcome:
     """One trial; the only place where all stages meet.
 
     Args:
         trial: What to run.
-        watch: Is told of the attack's progress.
-        open_journal: Gives the attack's checkpoints for a key that says what they belong to.
+        open_run: Gives the attack's run, for a key that says what its checkpoints belong to.
 
     >>> small = {"width": 4, "hidden": 16}
     >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
@@ -121,10 +120,8 @@ def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str
     private = trial.scenario.draw(trial.seed)
     observation, secrets = disclose_with_secrets(private, trial.scenario, seed=trial.seed)  # train, defend, reveal
     observation = observation.to(device_of("auto"))
-    journal = (
-        open_journal(journal_key(observation, trial.attack, trial.arguments, trial.seed)) if open_journal else None
-    )
-    reconstruction = attack(observation, seed=trial.seed, watch=watch, journal=journal)
+    key = partial(checkpoint_key, observation, trial.attack, trial.arguments, trial.seed)
+    reconstruction = attack(observation, seed=trial.seed, run=open_run(key()) if open_run else UNWATCHED)
     order = secrets[0].orders[0] if len(secrets) == 1 else None  # for the evaluation; the attack is over
     result = score(reconstruction, private, observation=observation, first_order=order)
     record = with_score(with_result(trial.unmeasured(), reconstruction, observation), result)
@@ -150,6 +147,6 @@ def _curve(reconstruction: Reconstruction, private: Private, result: Score) -> t
     return tuple(curve)
 
 
-def journal_key(observation: Observation, attack: str, arguments: Mapping[str, Any], seed: int) -> str:
+def checkpoint_key(observation: Observation, attack: str, arguments: Mapping[str, Any], seed: int) -> str:
     """What a checkpoint belongs to; other versions might go on differently."""
     return json.dumps([digest_of(observation), attack, dict(arguments), seed, versions()], sort_keys=True)

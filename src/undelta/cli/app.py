@@ -23,6 +23,9 @@ app = typer.Typer(
 )
 
 Seed = Annotated[int, typer.Option(help="Makes everything repeatable.")]
+Memory = Annotated[
+    float, typer.Option(min=0.001, help="Gigabytes that may be kept to save time; less is slower, not worse.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack, such as tv=0.001; repeatable."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from undelta.attacker.matching import Watch
+    from undelta.attacker.attack import Watch
     from undelta.attacker.reconstruction import Moment
     from undelta.audit.containment import Found
     from undelta.audit.record import Record
