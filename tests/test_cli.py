@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -391,6 +392,11 @@ def test_help_answers_at_once(command: str | None) -> None:
         if best < HELP_SECONDS:
             break
     assert best < HELP_SECONDS
+
+
+def test_the_version_is_the_packages_own_and_h_is_help() -> None:
+    assert undelta("--version").out == f"undelta {version('undelta')}\n"
+    assert undelta("attack", "-h").out == undelta("attack", "--help").out
 
 
 def test_list_names_every_attack_model_defense_and_source(here: Here) -> None:

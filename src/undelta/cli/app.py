@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,13 +17,12 @@ FAILED = 3  # some trials of an audit
 OFFENDED = 1  # a gate of an audit was not passed
 
 app = typer.Typer(
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Measure how much private training data a federated-learning update reveals. For data you own.",
 )
 
-Seed = Annotated[int, typer.Option(help="Makes everything repeatable.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
 Memory = Annotated[
     float, typer.Option(min=0.001, help="Gigabytes that may be kept to save time; less is slower, not worse.")
 ]
@@ -30,6 +30,21 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack, such as tv=0.001; repeatable."),
 ]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"undelta {version('undelta')}")
+        raise typer.Exit
+
+
+@app.callback()
+def undelta(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Measure how much private training data a federated-learning update reveals. For data you own."""
 
 
 @contextmanager
