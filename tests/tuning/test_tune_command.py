@@ -25,6 +25,7 @@ from undelta.audit.record import read_results
 from undelta.cli import app, main
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
+from undelta.engine import Network, Room
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.recording import save_observation
@@ -378,12 +379,21 @@ def test_an_attack_with_q_tune_is_the_papers_whole_algorithm(tmp_path: Path) -> 
     seen = tmp_path / "seen.safetensors"
     save_observation(disclose(scenario.draw(0), scenario, seed=0), seen)
     words = ["attack", str(seen), "--attack", "awa", "--set", "q=tune", "--steps", "7", "--out", str(tmp_path / "run")]
+    words += ["--memory", "0.25"]
+    limits, room_of = set[int](), Room.of
+
+    def spy(network: Network, *arguments: Any, **keywords: Any) -> Room:
+        limits.add(network.memory)
+        return room_of(network, *arguments, **keywords)
+
     monkey = {"trials": 3, "random": 2, "steps": 4}
     tune = sys.modules["undelta.cli.attacking"].tune_and_attack
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("undelta.cli.attacking.tune_and_attack", lambda *given, **named: tune(*given, **named, **monkey))
+        patch.setattr(Room, "of", spy)
         result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
+    assert limits == {2**28}, "of the trials and of the last run"
     tuned = json.loads((tmp_path / "run" / "tuning.json").read_text())
     assert len(tuned["trials"]) == 3
     (record,) = json.loads((tmp_path / "run" / "results.json").read_text())["records"]

@@ -43,7 +43,7 @@ class Checkpoint:
             check: Called before anything is written; raises if the run is no longer ours.
         """
         self.path, self.key, self.seconds, self._check = path, key, seconds, check
-        self._finished: dict[str, dict[str, Any]] = {}
+        self._finished: dict[str, Reconstruction] = {}
         self._label, self._state = "", dict[str, Any]()
         self._saved = -math.inf  # the first checkpoint is due at once, so that there is always one
         # One process reads and writes; where several share an attack, the others hear of it.
@@ -59,7 +59,8 @@ class Checkpoint:
 
     def _read(self, saved: bytes) -> None:
         try:
-            content = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)  # never runs code
+            with torch.serialization.safe_globals([Iterate, Moment, Reconstruction]):  # no other code runs
+                content = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)
             if not isinstance(content, dict):
                 raise TypeError(f"expected a dictionary, got {type(content).__name__}")
             key, self._finished = content["key"], content["finished"]
@@ -75,18 +76,11 @@ class Checkpoint:
 
     def finished(self, label: str) -> Reconstruction | None:
         """The result of a part that is done."""
-        values = self._finished.get(label)
-        if values is None:
-            return None
-        history = tuple(Moment(*moment) for moment in values["history"])
-        iterates = tuple(Iterate(*iterate) for iterate in values["iterates"])
-        return Reconstruction(**{**values, "history": history, "iterates": iterates})
+        return self._finished.get(label)
 
     def finish(self, label: str, result: Reconstruction) -> None:
         """Remember that a part is done."""
-        plain = {key: [tuple(entry) for entry in getattr(result, key)] for key in ("history", "iterates")}
-        values = {**vars(result), **plain}
-        self._finished[label] = values
+        self._finished[label] = result
         self._label, self._state = "", {}
         self._write()
 

@@ -91,12 +91,7 @@ class Restarts:
         return self.attack.steps * self.restarts
 
     def __call__(
-        self,
-        observation: Observation,
-        *,
-        seed: int = 0,
-        start: Reconstruction | None = None,
-        run: Run = UNWATCHED,
+        self, observation: Observation, *, seed: int = 0, start: Reconstruction | None = None, run: Run = UNWATCHED
     ) -> Reconstruction:
         """Attack; see `GradientMatching`."""
         results: list[Reconstruction] = []

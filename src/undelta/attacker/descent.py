@@ -22,6 +22,7 @@ from undelta.errors import ConfigError
 from undelta.observation import Observation
 
 MOST_RECOVERIES = 10
+KEPT = ("best", "previous", "recoveries", "loss", "mismatch", "sound_mismatch")  # in a checkpoint, as they are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,12 +241,7 @@ class Descent:
             "optimizer": self.optimizer.state_dict(),
             "path_optimizer": self.path_optimizer.state_dict() if self.path_optimizer else {},
             "generator": self.generator.get_state(),
-            "best": list(self.best),
-            "recoveries": self.recoveries,
-            "loss": self.loss,
-            "mismatch": self.mismatch,
-            "sound_mismatch": self.sound_mismatch,
-            "previous": self.previous,
+            **{name: getattr(self, name) for name in KEPT},
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -258,6 +254,5 @@ class Descent:
         if self.path_optimizer:
             self.path_optimizer.load_state_dict(state["path_optimizer"])
         self.generator.set_state(state["generator"])
-        self.best = (state["best"][0], state["best"][1])
-        self.recoveries, self.loss, self.mismatch = state["recoveries"], state["loss"], state["mismatch"]
-        self.sound_mismatch, self.previous = state["sound_mismatch"], state["previous"]
+        for name in KEPT:
+            setattr(self, name, state[name])

@@ -40,15 +40,7 @@ class GradientMatching(Method):
         start: Reconstruction | None = None,
         run: Run = UNWATCHED,
     ) -> Reconstruction:
-        """Attack.
-
-        Args:
-            observation: What the server saw of the client.
-            seed: Random seed.
-            attempt: Another number is another try with the same seed.
-            start: What an earlier phase found takes the place of noise.
-            run: What watches, where checkpoints go, and how much memory there is.
-        """
+        """Attack; another attempt draws other noise, in whose place comes a start that an earlier phase found."""
         if done := run.finished():
             return done.to(observation.device)
         generator = stream("attacker", seed, attempt, 0)

@@ -29,9 +29,8 @@ def optimize(
     if saved := run.state():
         for descent, values in zip(descents, saved["descents"], strict=True):
             descent.load(values)
-        iteration, began = saved["iteration"], began - saved["elapsed"]
-        history = [Moment(*moment) for moment in saved["history"]]
-        iterates = [Iterate(*iterate) for iterate in saved["iterates"]]
+        history, iterates, iteration = saved["history"], saved["iterates"], saved["iteration"]
+        began -= saved["elapsed"]
     status: Status = "completed"
 
     def elapsed() -> float:
@@ -43,10 +42,10 @@ def optimize(
     def state() -> dict[str, Any]:
         return {
             "descents": [descent.state() for descent in descents],
+            "history": [*history],
+            "iterates": [*iterates],
             "iteration": iteration,
             "elapsed": elapsed(),
-            "history": [tuple(moment) for moment in history],
-            "iterates": [tuple(iterate) for iterate in iterates],
         }
 
     try:
