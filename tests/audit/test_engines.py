@@ -40,7 +40,7 @@ TRIALS = [
     for seed in (0, 1)
 ]
 KEYS = tuple(trial.key for trial in TRIALS)
-CLOCK = ("seconds", "seconds_per_iteration", "peak_memory_mb", "date")
+CLOCK = ("seconds", "peak_memory_mb", "date")
 
 # Models that break their worker, always or once.
 DEADLY = """

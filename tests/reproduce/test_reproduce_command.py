@@ -33,7 +33,7 @@ from undelta.tuning import jobs
 from undelta.tuning.plan import PLAN
 from undelta.tuning.study import JOURNAL
 
-CLOCK = ("seconds", "seconds_per_iteration", "peak_memory_mb", "date")
+CLOCK = ("seconds", "peak_memory_mb", "date")
 
 
 @pytest.fixture(autouse=True)
