@@ -55,7 +55,7 @@ COMMANDS = [
     "reproduce",
 ]
 QUICK = ["--steps", "12", "--set", "rollout_steps=3"]
-HELP_SECONDS = 0.4
+HELP_SECONDS = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ import pytest
 
 from undelta.audit.claims import Claims, process_started, scan
 from undelta.audit.engines import Ended, Processes, Slurm, check_engine, open_engine
+from undelta.audit.record import as_json
 from undelta.audit.store import Store
 from undelta.audit.sweep import Progress, Sweep, SweepError
 from undelta.audit.trial import Trial
@@ -213,7 +214,7 @@ def test_preempted_workers_are_replaced_without_end(store: Store) -> None:
 
     def finish_in_time(progress: Progress) -> None:
         if len(engine.started) == 5:
-            (store.folder(KEYS[0]) / "record.json").write_text('{"status": "completed"}')
+            (store.folder(KEYS[0]) / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
 
     sweep.run(finish_in_time)
     assert len(engine.started) == 5
@@ -225,7 +226,7 @@ def test_what_was_killed_right_after_its_record_is_cleaned_up(store: Store) -> N
     assert claim is not None
     claim.path.write_text(claim.path.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {2**22 + 1}'))
     (folder / "checkpoint.pt").touch()
-    (folder / "record.json").write_text('{"status": "completed"}')
+    (folder / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
     Sweep(store, Ends(), replace(job(store), keys=KEYS[:1]), workers=1).run()
     assert sorted(path.name for path in folder.iterdir()) == ["record.json", "trial.json"]
 
@@ -239,7 +240,7 @@ def test_a_trial_that_another_machine_works_on_is_waited_for(store: Store) -> No
     def finish_elsewhere(progress: Progress) -> None:
         looks.append(progress)
         if len(looks) == 3:
-            (store.folder(KEYS[0]) / "record.json").write_text('{"status": "completed"}')
+            (store.folder(KEYS[0]) / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
             claim.release()
 
     Sweep(store, engine, replace(job(store), keys=KEYS[:1]), workers=2).run(finish_elsewhere)

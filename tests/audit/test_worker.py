@@ -306,7 +306,7 @@ def test_a_retry_that_has_just_succeeded_is_not_forgotten(store: Store, monkeypa
     acquire = Claims.acquire
 
     def overtaken(claims: Claims, folder: Path) -> Claim | None:
-        path.write_text(json.dumps({"status": "completed"}))
+        path.write_bytes(as_json(DONE))
         return acquire(claims, folder)
 
     monkeypatch.setattr(Claims, "acquire", overtaken)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +33,8 @@ Settings = Annotated[
 
 def _print_version(asked: bool) -> None:
     if asked:
+        from importlib.metadata import version
+
         typer.echo(f"undelta {version('undelta')}")
         raise typer.Exit
 
