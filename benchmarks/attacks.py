@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def measure(case: str, name: str, data: str, seed: int, out: Path) -> None:
     attack, arguments = RUNS[name]
     scenario = Scenario(data=data, **CASES[case])
     outcome = run(Trial(scenario=scenario, attack=attack, arguments=arguments, seed=seed))
-    record = {**outcome.record, "name": name, "curve": curve(outcome)}
+    record = {**asdict(outcome.record), "name": name, "curve": curve(outcome)}
     record["scenario"]["data"] = Path(data).name  # where it lies on this machine is nobody's business
     record["history"] = record["history"][::10]
     records = [*load(out), record]

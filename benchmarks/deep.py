@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def measure(scenario: Scenario, name: str, seed: int, out: Path, pictures: Path 
         return
     attack, arguments = RUNS[name]
     outcome = run(Trial(scenario=scenario, attack=attack, arguments=arguments, seed=seed))
-    record = {**outcome.record, "name": name, "mean_color": mean_color(outcome.private)}
+    record = {**asdict(outcome.record), "name": name, "mean_color": mean_color(outcome.private)}
     data = scenario.data if scenario.data in SOURCES else "imagenet-samples"
     record["scenario"] |= {"data": data, "initial": scenario.initial and Path(scenario.initial).name}
     record["history"] = record["history"][::10]

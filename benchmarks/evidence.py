@@ -23,7 +23,7 @@ from torch import Tensor
 
 from undelta.attacker.attacks.strongest import FALLING, FLAT, RISING
 from undelta.attacker.distances import cosine, mismatch
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import ColorVariation, Prior, TotalVariation
 from undelta.attacker.replays import OneStep, Replay

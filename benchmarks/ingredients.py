@@ -24,8 +24,9 @@ import torch
 from halves import ROWS, rows_of
 
 from undelta.attacker.attacks.strongest import FALLING, Composite, strongest
+from undelta.attacker.combine import Consensus, altered, method_of
 from undelta.attacker.distances import mismatch
-from undelta.attacker.matching import GradientMatching, Start
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, cosine_decay, three_step
 from undelta.attacker.paths import LearnedPosition, QuadraticPath, StraightPath, UnevenSteps
 from undelta.attacker.priors import TotalVariation
@@ -98,13 +99,12 @@ def phases(data: str, seeds: tuple[int, ...]) -> list[dict[str, Any]]:
     for seed in seeds:
         private = scenario(case, data).draw(seed)
         observation = disclose(private, scenario(case, data), seed=seed)
-        first = replace(strongest().midpoint, priors=FLAT.priors)(observation, seed=seed)
-        start = Start(images=observation.image.normalize(first.images), labels=first.labels)
+        first = altered(strongest().midpoint, priors=FLAT.priors)(observation, seed=seed)
         cells.append({"case": case, "seed": seed, "name": "first phase alone", "value": score(first, private).psnr})
         for name, changes in PHASES.items():
             settings = {"replay": CoarseRollout(steps=5), "steps": 60, "schedule": cosine_decay, **changes}
             method: GradientMatching = replace(BASE, **settings)
-            result = method(observation, seed=seed, start=start)
+            result = method(observation, seed=seed, start=first)
             value = score(result, private).psnr
             cells.append({"case": case, "seed": seed, "name": name, "value": value, "mismatch": result.mismatch})
             print(f"seed {seed} {name}: {value:.2f}", flush=True)
@@ -131,7 +131,7 @@ SHORT: dict[str, Any] = {"steps": 100, "rollout_steps": 40}
 def consensus(members: int) -> Composite:
     """The first phase as a group of runs, pulled to their mean; its best member goes on."""
     base = strongest(**SHORT)
-    return replace(base, midpoint=replace(base.midpoint, group=members, consistency=0.01))
+    return replace(base, midpoint=Consensus(attack=method_of(base.midpoint), group=members, consistency=0.01))
 
 
 FOR_FULL_WIDTH = 4  # of the variants, the first; that net is slow

@@ -13,6 +13,7 @@ import json
 import statistics
 import tempfile
 from base64 import b64decode, b64encode
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,13 @@ def measure(network: str, trained: bool, samples: int, seed: int, public: Path, 
     outcome = run(Trial(scenario=scenario, attack="strongest", arguments=ATTACK, seed=seed))
     order = list(outcome.score.order)
     record = {
-        **outcome.record,
+        **asdict(outcome.record),
         **about,
         "accuracy": accuracy,
         "mean_color": mean_color(outcome.private),
         "noise": noise(outcome.private),
-        "history": outcome.record["history"][::20],
     }
+    record["history"] = record["history"][::20]
     record["scenario"] |= {"data": "patches, odd rows", "initial": "trained on even rows" if trained else None}
     if samples == SHOWN and seed == 0:
         both = torch.stack([outcome.private.images, outcome.reconstruction.images[order]])

@@ -20,7 +20,7 @@ import torch
 from workloads import Work, observe, ours, textbook, write
 
 from undelta.audit.record import peak_memory_mb, reset_peak_memory
-from undelta.engine import Network, set_memory_limit
+from undelta.engine import Network
 from undelta.engine.rollout import HELD
 
 COUNTS = (8, 16, 32, 64, 128)
@@ -39,8 +39,8 @@ def cell(name: str, samples: int, form: str) -> dict[str, Any]:
     observation = observe(WORKS[name]._replace(samples=samples))
     network = Network(observation.model(), observation.training)
     needed = HELD * 4 * network.activations(observation.image.shape)
-    set_memory_limit(CHUNK * needed if form == "chunked" else 2**40)
-    step = textbook(observation) if form == "textbook" else ours(observation)
+    memory = CHUNK * needed if form == "chunked" else 2**40
+    step = textbook(observation) if form == "textbook" else ours(observation, memory=memory)
     reset_peak_memory()
     seconds = []
     for _ in range(3):
@@ -57,12 +57,12 @@ def table(cells: list[dict[str, Any]]) -> str:
         "|---|---|" + "---|" * (len(COUNTS) + 2),
     ]
     for name in WORKS:
-        whole = [entry["seconds"] for entry in cells if (entry["name"], entry["form"]) == (name, "whole")]
+        whole = [record["seconds"] for record in cells if (record["name"], record["form"]) == (name, "whole")]
         for form in ("chunked", "whole", "textbook"):
-            row = [entry for entry in cells if (entry["name"], entry["form"]) == (name, form)]
+            row = [record for record in cells if (record["name"], record["form"]) == (name, form)]
             if not row:
                 continue
-            peaks = " | ".join(f"{entry['peak_mb']:.0f} MB" for entry in row)
+            peaks = " | ".join(f"{record['peak_mb']:.0f} MB" for record in row)
             growth = row[-1]["peak_mb"] / row[0]["peak_mb"]
             ratio = row[-1]["seconds"] / whole[-1]
             lines.append(f"| {name} | {form} | {peaks} | {growth:.2f} | {ratio:.2f} |")

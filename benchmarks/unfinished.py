@@ -55,7 +55,7 @@ def so_far(store: Store, key: str) -> dict[str, Any]:
     scenario = describe_scenario(trial.scenario)
     return {
         "attack": trial.attack,
-        "attack_arguments": dict(trial.arguments),
+        "arguments": dict(trial.arguments),
         "scenario": {**scenario, "data": Path(scenario["data"]).name},
         "seed": trial.seed,
         "status": "unfinished",

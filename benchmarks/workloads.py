@@ -15,13 +15,14 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from undelta.attacker.attacks import awa
-from undelta.attacker.loop import Loop
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.combine import Matching, method_of
+from undelta.attacker.descent import Descent
 from undelta.attacker.priors import batch_norm_targets, total_variation
 from undelta.audit.record import versions
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
+from undelta.engine import MEMORY
 from undelta.observation import Observation
 from undelta.recording import write_bytes
 from undelta.seeding import stream
@@ -64,11 +65,11 @@ def observe(work: Work) -> Observation:
     return disclose(private, scenario)
 
 
-def ours(observation: Observation, method: GradientMatching | None = None) -> Callable[[], object]:
+def ours(observation: Observation, attack: Matching | None = None, *, memory: int = MEMORY) -> Callable[[], object]:
     """One full iteration of an attack (AWA with all its parts, if not told otherwise)."""
-    loop = Loop(method or awa(), observation, stream("attacker", 0), None)
+    descent = Descent(method_of(attack or awa()), observation, stream("attacker", 0), memory=memory)
     iteration = iter(range(10**9))
-    return lambda: loop.step(next(iteration), record=False)
+    return lambda: descent.step(next(iteration), record=False)
 
 
 def batches_of(observation: Observation) -> list[Tensor]:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from undelta.attacker.attack import Attack
 from undelta.attacker.attacks import agic, awa, dlfa, dlg, idlg_fedavg, ig, sme, strongest
-from undelta.attacker.matching import Attack, GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.paths import QuadraticPath, UnevenSteps
 from undelta.attacker.replays import CoarseRollout, FullRollout, InterpolatedEpoch, OneStep, observed_update
 from undelta.audit.record import describe_observation

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         sme,
         strongest,
     )
-    from undelta.attacker.matching import GradientMatching, Phases
+    from undelta.attacker.combine import Phases, Restarts
+    from undelta.attacker.method import GradientMatching
     from undelta.attacker.reconstruction import Reconstruction
     from undelta.audit.pictures import write_sheet
     from undelta.audit.record import write_results
@@ -54,6 +55,7 @@ __all__ = [
     "Phases",
     "Private",
     "Reconstruction",
+    "Restarts",
     "Scenario",
     "Score",
     "Trial",
@@ -85,12 +87,13 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "GradientMatching": "attacker.matching",
+    "GradientMatching": "attacker.method",
     "MissingKnowledge": "errors",
     "Observation": "observation",
-    "Phases": "attacker.matching",
+    "Phases": "attacker.combine",
     "Private": "client.private",
     "Reconstruction": "attacker.reconstruction",
+    "Restarts": "attacker.combine",
     "Scenario": "client.scenario",
     "Score": "evaluation.score",
     "Trial": "audit.trial",

@@ -6,6 +6,7 @@ Every complaint names the place, the key, what was expected and what came, in on
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import math
 import types
@@ -35,12 +36,17 @@ def parse(cls: type[T], values: object, *, where: str, error: type[UndeltaError]
     ]
     if missing:
         raise error(f"{where}: missing {', '.join(missing)}")
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     parsed = {key: _convert(hints[key], value, f"{where}: {key}", error) for key, value in values.items()}
     try:
         return cls(**parsed)
     except UndeltaError as problem:  # the class's own checks do not know where the values came from
         raise error(f"{where}: {problem}") from problem
+
+
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def call(function: Callable[..., T], values: Mapping[str, object], *, where: str, error: type[UndeltaError]) -> T:
@@ -91,7 +97,9 @@ def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) ->
     if origin in (dict, Mapping) or (origin is not None and issubclass(origin, Mapping)):
         if not isinstance(value, Mapping):
             raise error(f"{where}: expected a table, got {_show(value)}")
-        return dict(value)
+        if arguments[1] is Any:
+            return dict(value)
+        return {key: _convert(arguments[1], item, f"{where}: {key}", error) for key, item in value.items()}
     if is_dataclass(hint):
         return parse(hint, value, where=where, error=error)  # type: ignore[arg-type]
     # bool is a subclass of int, but `epochs = true` is a mistake; an int is a fine float.

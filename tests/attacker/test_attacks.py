@@ -1,4 +1,4 @@
-"""How attacks run: restarts, phases, divergence, interruption; and small reconstructions that must succeed."""
+"""How attacks run: divergence, interruption, watching; and small reconstructions that must succeed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from undelta.assignment import match
+from undelta.attacker.attack import Attack, Run
 from undelta.attacker.attacks import awa, strongest
+from undelta.attacker.combine import method_of
+from undelta.attacker.descent import Descent
 from undelta.attacker.distances import Weights, cosine, mismatch
 from undelta.attacker.labels import disclosed
-from undelta.attacker.loop import Loop
-from undelta.attacker.matching import Attack, GradientMatching, Phases
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam
 from undelta.attacker.priors import TotalVariation
 from undelta.attacker.reconstruction import Moment, Reconstruction
@@ -59,15 +61,15 @@ def test_the_papers_attack_can_trust_the_clients_statistics(scenario: Scenario, 
 
 
 def test_the_papers_own_setting_is_one_argument_away() -> None:
-    paper = awa(setting="paper")
+    paper = method_of(awa(setting="paper"))
     assert (paper.steps, paper.optimizer, paper.signed) == (10_000, Adam(learning_rate=0.1), False)
     assert paper.weights == ErrorEnhanced(q=PAPER_Q)
-    ours = awa()
+    ours = method_of(awa())
     assert (ours.steps, ours.optimizer) == (1000, Adam(learning_rate=1.0))
     assert ours.weights == ByFamily()
     assert awa(setting="paper", steps=7, learning_rate=0.5, tv=0.2).steps == 7
-    assert awa(q="paper").weights == ErrorEnhanced(q=PAPER_Q)
-    assert awa(form="linear", q=PAPER_Q).weights == Ramps(conv=694.99, norm=898.67, linear=441.64)
+    assert method_of(awa(q="paper")).weights == ErrorEnhanced(q=PAPER_Q)
+    assert method_of(awa(form="linear", q=PAPER_Q)).weights == Ramps(conv=694.99, norm=898.67, linear=441.64)
     for wrong in ({"setting": "fast"}, {"q": "cnn"}):
         with pytest.raises(ConfigError, match="expected"):
             awa(**wrong)  # type: ignore[arg-type]
@@ -97,26 +99,6 @@ def test_an_attack_needs_at_least_one_step_and_one_try(key: str) -> None:
         awa(**{key: 0})  # type: ignore[arg-type]
 
 
-def test_restarts_choose_the_smallest_mismatch_of_their_own(observation: Observation) -> None:
-    seen: dict[int, float] = {}
-
-    def watch(moment: Moment, total: int) -> None:
-        seen[moment.iteration] = moment.mismatch
-
-    method = GradientMatching(replay=OneStep(position=0.5), steps=11, restarts=5)
-    best = method(observation, watch=watch)
-    assert best.iterations == 55
-    assert best.status == "completed"
-    ends = [seen[11 * restart + 10] for restart in range(5)]
-    assert len(set(ends)) == 5
-    assert best.history[1].mismatch == min(ends)
-
-
-def test_more_restarts_are_never_worse_by_the_attackers_measure(observation: Observation) -> None:
-    results = [awa(steps=3, restarts=restarts)(observation).mismatch for restarts in (1, 2, 4)]
-    assert results == sorted(results, reverse=True)
-
-
 def test_a_distance_that_is_not_a_number_is_a_status(observation: Observation) -> None:
     def broken(dummy: Update, target: Update, weights: Weights) -> Tensor:
         return cosine(dummy, target, weights) * math.nan
@@ -140,19 +122,6 @@ def test_a_last_step_to_nowhere_is_a_status_too(observation: Observation) -> Non
     assert result.status == "diverged" or math.isfinite(result.mismatch)
 
 
-def test_a_diverged_try_loses_against_one_that_did_not(observation: Observation) -> None:
-    calls = 0
-
-    def fragile(dummy: Update, target: Update, weights: Weights) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return cosine(dummy, target, weights) * (math.nan if calls == 2 else 1.0)
-
-    result = GradientMatching(replay=InterpolatedEpoch(), distance=fragile, steps=3, restarts=2)(observation)
-    assert result.status == "completed"
-    assert result.iterations == 1 + 3
-
-
 def interrupt_at(iteration: int) -> Callable[[Moment, int], None]:
     def watch(moment: Moment, total: int) -> None:
         if moment.iteration >= iteration:
@@ -166,27 +135,18 @@ def interrupt_at(iteration: int) -> Callable[[Moment, int], None]:
 )
 @pytest.mark.parametrize("iteration", [0, 10])
 def test_an_interrupted_attack_returns_what_it_has(attack: Attack, observation: Observation, iteration: int) -> None:
-    result = attack(observation, watch=interrupt_at(iteration))
+    result = attack(observation, run=Run(watch=interrupt_at(iteration)))
     assert result.status == "interrupted"
     assert result.iterations - iteration in (0, 1)
     assert math.isfinite(result.mismatch)
     check_sound(result, observation)
 
 
-def test_an_interruption_between_phases_keeps_what_was_found(observation: Observation) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    result = Phases(phases=(awa(steps=12), interrupted))(observation)
-    assert result.status == "interrupted"
-    assert torch.equal(result.images, awa(steps=12)(observation).images)
-
-
 def test_an_interruption_counts_also_where_the_images_are_no_numbers(observation: Observation) -> None:
     def spoil(moment: Moment, total: int) -> None:
         raise KeyboardInterrupt
 
-    class Spoiled(Loop):
+    class Spoiled(Descent):
         def step(self, iteration: int, *, record: bool) -> bool:
             sound = super().step(iteration, record=record)
             for values in (self.variables, self.previous):
@@ -194,61 +154,23 @@ def test_an_interruption_counts_also_where_the_images_are_no_numbers(observation
             return sound
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("undelta.attacker.matching.Loop", Spoiled)
-        result = awa(steps=12, restarts=3)(observation, watch=spoil)
+        patch.setattr("undelta.attacker.method.Descent", Spoiled)
+        result = awa(steps=12, restarts=3)(observation, run=Run(watch=spoil))
     assert (result.status, result.iterations) == ("interrupted", 1)
 
 
-def test_an_interruption_ends_all_tries_and_keeps_the_best(observation: Observation) -> None:
-    tries = Phases(phases=((awa(steps=12), awa(steps=12, learning_rate=1e-9), awa(steps=12)),))
-    result = tries(observation, watch=interrupt_at(12 + 10))
-    assert result.status == "interrupted"
-    assert result.iterations - (12 + 10) in (0, 1)
-    assert torch.equal(result.images, awa(steps=12)(observation).images)
-
-
 def test_an_interruption_ends_all_restarts(observation: Observation) -> None:
-    result = awa(steps=12, restarts=5)(observation, watch=interrupt_at(12 + 10))
+    result = awa(steps=12, restarts=5)(observation, run=Run(watch=interrupt_at(12 + 10)))
     assert result.status == "interrupted"
     assert result.iterations - (12 + 10) in (0, 1)
     check_sound(result, observation)
 
 
-@pytest.mark.parametrize(
-    ("attack", "totals"),
-    [
-        (awa(steps=15, restarts=2), [30] * 4),
-        (strongest(steps=15, rollout_steps=12, macro_steps=2, weights="flat"), [15, 15, 27, 27]),
-        (Phases(phases=((awa(steps=15), awa(steps=15, form="linear")),)), [30] * 4),
-    ],
-    ids=["restarts", "phases", "tries"],
-)
-def test_a_watch_sees_iterations_counted_over_all_tries_and_phases(
-    attack: Attack, totals: list[int], observation: Observation
-) -> None:
-    seen: list[tuple[int, int]] = []
-    attack(observation, watch=lambda moment, total: seen.append((moment.iteration, total)))
-    # A phase may depend on the one before, so its iterations count from when it begins.
-    assert seen == list(zip([0, 10, 15, 25], totals, strict=True))
-
-
 def test_a_watch_does_not_change_the_result(observation: Observation) -> None:
     attack = awa(steps=11)
-    plain, watched = attack(observation), attack(observation, watch=lambda moment, total: None)
+    plain, watched = attack(observation), attack(observation, run=Run(watch=lambda moment, total: None))
     assert torch.equal(plain.images, watched.images)
     assert plain.mismatch == watched.mismatch
-
-
-def test_phases_start_where_the_one_before_ended(observation: Observation) -> None:
-    first = GradientMatching(replay=OneStep(position=0.5), steps=15)
-    second = GradientMatching(replay=OneStep(position=0.5), steps=1)
-    alone = first(observation)
-    both = Phases(phases=(first, second))(observation)
-    assert both.iterations == 16
-    ended, resumed = [moment for moment in both.history if moment.iteration == 15]
-    assert ended == alone.history[-1]._replace(seconds=ended.seconds)
-    assert resumed.mismatch == pytest.approx(alone.mismatch, rel=1e-3)
-    assert torch.equal(both.labels, alone.labels)
 
 
 def test_the_mismatch_is_that_of_the_images_returned(observation: Observation) -> None:
@@ -336,22 +258,9 @@ def test_the_strongest_attack_reconstructs_photos_from_several_epochs() -> None:
     assert quality(strongest(steps=100, rollout_steps=20), replace(EASY, epochs=3, batches=2)) > 18
 
 
-def test_iterates_lead_from_the_start_to_the_result(observation: Observation) -> None:
-    first = GradientMatching(replay=OneStep(position=0.5), steps=30)
-    result = Phases(phases=(first, replace(first, optimizer=Adam(learning_rate=1e-3), steps=20)))(observation)
-    numbers = [iterate.iteration for iterate in result.iterates]
-    assert numbers[0] == 0
-    assert numbers == sorted(set(numbers))
-    assert numbers[-1] > 40  # some of the second phase, counted on
-    assert all(iterate.images.dtype == torch.uint8 for iterate in result.iterates)
-    gaps = [(iterate.images / 255 - result.images).abs().mean() for iterate in result.iterates]
-    assert gaps[-1] < 0.1 * gaps[0]
-    assert [iterate.seconds for iterate in result.iterates] == sorted(iterate.seconds for iterate in result.iterates)
-
-
 def test_iterates_of_large_batches_are_few(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> None:
     size = math.prod(observation.image.shape) * observation.num_samples
-    monkeypatch.setattr("undelta.attacker.matching.ITERATE_BYTES", 3 * size + 1)
+    monkeypatch.setattr("undelta.attacker.run.ITERATE_BYTES", 3 * size + 1)
     assert len(awa(steps=40)(observation).iterates) == 3
-    monkeypatch.setattr("undelta.attacker.matching.ITERATE_BYTES", size - 1)
+    monkeypatch.setattr("undelta.attacker.run.ITERATE_BYTES", size - 1)
     assert awa(steps=3)(observation).iterates == ()

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from undelta.assignment import match
 from undelta.attacker.attacks import gias
 from undelta.attacker.canvas import GeneratorWeights, Latents, Pixels
-from undelta.attacker.matching import GradientMatching, Phases
+from undelta.attacker.combine import Phases
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam
 from undelta.attacker.replays import OneStep
 from undelta.client.datasets import open_dataset

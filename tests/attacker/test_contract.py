@@ -136,8 +136,10 @@ def test_an_attack_improves_on_its_start(name: str, scenario: Scenario) -> None:
     iterations = [moment.iteration for moment in result.history]
     assert iterations == sorted(iterations)
     assert iterations[-1] == result.iterations
-    tries = 2 if name == "strongest" else 1  # of layer weights
-    assert result.iterations == tries * SHORT[name]["steps"] + SHORT[name].get("rollout_steps", 0)
+    if name == "strongest":  # which has phases that depend on what it finds
+        assert result.iterations >= 2 * SHORT[name]["steps"] + SHORT[name]["rollout_steps"]
+    else:
+        assert result.iterations == SHORT[name]["steps"]
 
 
 @each_attack

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.attacks.gias import gias
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.objective import Objective, Problem, decode, encode
 from undelta.attacker.priors import Penalty, TotalVariation, total_variation
 from undelta.attacker.replays import CoarseRollout, OneStep, Replay

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from undelta.attacker.descent import Descent
 from undelta.attacker.distances import Weights, l2
-from undelta.attacker.loop import Loop
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import (
     LBFGS,
     SGD,
@@ -113,23 +113,23 @@ def test_signed_steps_have_one_length_in_all_pixels(smooth: Observation) -> None
     method = GradientMatching(
         replay=OneStep(position=0.5), optimizer=SGD(learning_rate=0.125), signed=True, box=False, schedule=three_step
     )
-    loop = Loop(method, smooth, torch.Generator().manual_seed(0), None)
-    before = loop.variables["images"].clone()
-    loop.step(0, record=True)
-    torch.testing.assert_close((loop.variables["images"] - before).abs(), torch.full_like(before, 0.125))
-    before = loop.variables["images"].clone()
-    loop.step(method.steps // 2, record=True)  # a tenth of the rate after 3/8 of the way
+    descent = Descent(method, smooth, torch.Generator().manual_seed(0))
+    before = descent.variables["images"].clone()
+    descent.step(0, record=True)
+    torch.testing.assert_close((descent.variables["images"] - before).abs(), torch.full_like(before, 0.125))
+    before = descent.variables["images"].clone()
+    descent.step(method.steps // 2, record=True)  # a tenth of the rate after 3/8 of the way
     torch.testing.assert_close(
-        (loop.variables["images"] - before).abs(), torch.full_like(before, 0.0125), atol=1e-6, rtol=0
+        (descent.variables["images"] - before).abs(), torch.full_like(before, 0.0125), atol=1e-6, rtol=0
     )
 
 
 def test_the_box_keeps_every_pixel_in_range(smooth: Observation) -> None:
     method = GradientMatching(replay=OneStep(position=0.5), optimizer=Adam(learning_rate=10.0))
-    loop = Loop(method, smooth, torch.Generator().manual_seed(0), None)
+    descent = Descent(method, smooth, torch.Generator().manual_seed(0))
     for iteration in range(3):
-        loop.step(iteration, record=True)
-        pixels = smooth.image.denormalize(loop.images)
+        descent.step(iteration, record=True)
+        pixels = smooth.image.denormalize(descent.images)
         assert float(pixels.min()) >= -1e-6
         assert float(pixels.max()) <= 1 + 1e-6
 
@@ -163,17 +163,17 @@ def lbfgs(distance: Failing | None = None, rate: float = 1.0, steps: int = 12) -
 
 def test_lbfgs_restarts_from_its_best_point_after_a_step_into_nowhere(smooth: Observation) -> None:
     distance = Failing()
-    loop = Loop(lbfgs(distance), smooth, torch.Generator().manual_seed(0), None)
-    assert loop.step(0, record=True)
+    descent = Descent(lbfgs(distance), smooth, torch.Generator().manual_seed(0))
+    assert descent.step(0, record=True)
     distance.always = True
-    assert loop.step(1, record=True)
+    assert descent.step(1, record=True)
     distance.always = False
-    assert loop.recoveries == 1
-    assert loop.best[0] == pytest.approx(distance.smallest)
-    assert torch.equal(loop.variables["images"], loop.best[1]["images"])
-    assert loop.step(2, record=True)
-    assert loop.optimizer.param_groups[0]["lr"] == pytest.approx(0.5), "half the rate after one recovery"
-    assert math.isfinite(loop.loss)
+    assert descent.recoveries == 1
+    assert descent.best[0] == pytest.approx(distance.smallest)
+    assert torch.equal(descent.variables["images"], descent.best[1]["images"])
+    assert descent.step(2, record=True)
+    assert descent.optimizer.param_groups[0]["lr"] == pytest.approx(0.5), "half the rate after one recovery"
+    assert math.isfinite(descent.loss)
 
 
 @pytest.mark.parametrize("failures", [(2,), (8, 14), (1,)], ids=["at once", "twice", "at its very start"])

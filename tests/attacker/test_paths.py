@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from undelta.attacker.attacks import sme
-from undelta.attacker.loop import Loop
+from undelta.attacker.descent import Descent
 from undelta.attacker.paths import LearnedPosition, PathReplay, QuadraticPath, StraightPath, UnevenSteps
 from undelta.attacker.replays import OneStep, Replay, ReplayPart, observed_update
 from undelta.client.disclose import disclose
@@ -190,11 +190,11 @@ def test_paths_that_should_agree_do(one: ReplayPart, other: ReplayPart) -> None:
 def test_a_learned_position_stays_between_both_models(rate: float) -> None:
     observation = observe(CNN)
     method = sme(steps=20, position_rate=rate)
-    loop = Loop(method, observation, generator(), None)
+    descent = Descent(method, observation, generator())
     seen = set()
     for iteration in range(20):
-        loop.step(iteration, record=False)
-        seen.add(float(loop.learned["position"]))
+        descent.step(iteration, record=False)
+        seen.add(float(descent.learned["position"]))
     assert all(0 <= position <= 1 for position in seen)
     assert len(seen) > 1
     assert method.replay(observation, generator()).variables["position"] == 0.5, "a run changed the replay's own start"

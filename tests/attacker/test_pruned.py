@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from undelta.attacker.attacks import strongest
+from undelta.attacker.descent import Descent
 from undelta.attacker.distances import Distance, Weights, cosine, l2
-from undelta.attacker.loop import Loop
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.pruned import sent_entries
 from undelta.attacker.replays import OneStep, observed_update
 from undelta.client.disclose import disclose
@@ -79,22 +79,22 @@ def apart(dummy: Update, target: Update, weights: Weights) -> Tensor:
 def test_the_masked_loss_does_not_depend_on_pruned_entries_and_its_gradient_is_right(distance: Distance) -> None:
     observation = seen(dtype=torch.float64, defense="pruning", ratio=0.9)
     method = GradientMatching(replay=OneStep(position=0.5), distance=distance, masked=True)
-    loop = Loop(method, observation, stream("test"), None)
-    loss = loop._closure(record=True)
-    slope = loop.variables["images"].grad
+    descent = Descent(method, observation, stream("test"))
+    loss = descent._closure(record=True)
+    slope = descent.variables["images"].grad
     assert slope is not None
     direction = torch.randn(slope.shape, generator=stream("direction"), dtype=slope.dtype)
-    start, values = loop.variables["images"].clone(), []
+    start, values = descent.variables["images"].clone(), []
     for side in (1, -1):
-        loop.variables["images"].copy_(start + side * 1e-5 * direction)
-        values.append(loop._closure(record=False))
+        descent.variables["images"].copy_(start + side * 1e-5 * direction)
+        values.append(descent._closure(record=False))
     assert (values[0] - values[1]) / 2e-5 == pytest.approx(float((slope * direction).sum()), rel=1e-4)
     if distance is apart:
         return
     # The same match by hand, over the sent entries only.
-    loop.variables["images"].copy_(start)
-    labels = loop.soft_labels(None)
-    update, sent = loop.replay(start, labels).update, target(observation)
+    descent.variables["images"].copy_(start)
+    labels = descent.soft_labels(None)
+    update, sent = descent.replay(start, labels).update, target(observation)
     ones = dict.fromkeys(update, torch.ones((), dtype=torch.float64))
     kept = {name: (value[sent[name] != 0], sent[name][sent[name] != 0]) for name, value in update.items()}
     left = {name: pair[0] for name, pair in kept.items()}

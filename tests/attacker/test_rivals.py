@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from undelta.assignment import match
+from undelta.attacker.attack import Attack
 from undelta.attacker.attacks import agic, analytic, dlfa, dlg, geng, geng_gradient, idlg, sme
+from undelta.attacker.descent import Descent
 from undelta.attacker.distances import Distance, Weights, gaussian_kernel, l1, l2, l2_norms, relative_l2
-from undelta.attacker.loop import Loop
-from undelta.attacker.matching import Attack
 from undelta.attacker.weights import Decaying
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
@@ -106,10 +106,10 @@ def test_the_surrogates_position_is_learned(observation: Observation) -> None:
 
 @pytest.mark.parametrize("attack", [agic(steps=1), dlfa(steps=1)], ids=["agic", "dlfa"])
 def test_methods_with_images_of_every_epoch_move_n_times_e_of_them(attack: Attack, observation: Observation) -> None:
-    loop = Loop(attack, observation, torch.Generator().manual_seed(0), None)  # type: ignore[arg-type]
-    assert loop.images.shape == (10, 1, 8, 8)
-    assert loop.classes is not None
-    assert loop.classes.shape == (10,)
+    descent = Descent(attack, observation, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    assert descent.images.shape == (10, 1, 8, 8)
+    assert descent.classes is not None
+    assert descent.classes.shape == (10,)
     assert attack(observation).images.shape == (5, 1, 8, 8)
 
 

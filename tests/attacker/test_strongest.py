@@ -11,11 +11,12 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from undelta.attacker.attacks import gradinversion, strongest
+from undelta.attacker.attacks import strongest
 from undelta.attacker.attacks.strongest import CLIPPED, FLAT, MACRO_STEPS, RESOLVED, path_stretch, resolving
+from undelta.attacker.combine import Consensus, Phases, method_of
+from undelta.attacker.descent import Descent
 from undelta.attacker.distances import mismatch
-from undelta.attacker.loop import Loop
-from undelta.attacker.matching import GradientMatching, Phases
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam
 from undelta.attacker.priors import TotalVariation
 from undelta.attacker.reconstruction import Reconstruction
@@ -38,13 +39,13 @@ MODULE = sys.modules["undelta.attacker.attacks.strongest"]  # the package has th
 def replays_of(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     """The replays that a short run of the attack uses, phase by phase."""
     seen: list[Replay] = []
-    original = Loop.__init__
+    original = Descent.__init__
 
-    def spy(self: Loop, *arguments: object) -> None:
-        original(self, *arguments)  # type: ignore[arg-type]
+    def spy(self: Descent, *arguments: Any, **keywords: Any) -> None:
+        original(self, *arguments, **keywords)
         seen.append(self.replay)
 
-    monkeypatch.setattr(Loop, "__init__", spy)
+    monkeypatch.setattr(Descent, "__init__", spy)
     strongest(steps=2, rollout_steps=2)(observation)
     return seen
 
@@ -141,14 +142,14 @@ def test_restarts_and_groups_are_for_the_first_phase_alone(monkeypatch: pytest.M
     attack = strongest(steps=4, rollout_steps=2, restarts=2, weights="flat")
     assert attack(observation).iterations == 2 * 4 + 2 * MACRO_STEPS[0]
     runs: list[GradientMatching] = []
-    original = Loop.__init__
+    original = Descent.__init__
 
-    def spy(self: Loop, method: GradientMatching, *arguments: Any) -> None:
-        original(self, method, *arguments)
+    def spy(self: Descent, method: GradientMatching, *arguments: Any, **keywords: Any) -> None:
+        original(self, method, *arguments, **keywords)
         runs.append(method)
 
-    monkeypatch.setattr(Loop, "__init__", spy)
-    replace(attack, midpoint=replace(attack.midpoint, restarts=1, group=3))(observation)
+    monkeypatch.setattr(Descent, "__init__", spy)
+    replace(attack, midpoint=Consensus(attack=method_of(attack.midpoint), group=3))(observation)
     assert [run.steps for run in runs] == [4, 4, 4, 2 * MACRO_STEPS[0]]
 
 
@@ -203,23 +204,6 @@ def test_candidates_are_compared_under_the_same_layer_weights(kind: str) -> None
 def test_unknown_layer_weights_are_refused() -> None:
     with pytest.raises(ConfigError, match="expected weights both, flat, rising, got 'steep'"):
         strongest(weights="steep")  # type: ignore[arg-type]
-
-
-def test_the_members_of_a_group_agree_on_which_image_has_which_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[torch.Tensor] = []
-    original = Loop.__init__
-
-    def spy(self: Loop, *arguments: object) -> None:
-        original(self, *arguments)  # type: ignore[arg-type]
-        assert self.classes is not None
-        seen.append(self.classes)
-
-    monkeypatch.setattr(Loop, "__init__", spy)
-    scenario = replace(SCENARIO, num_samples=6)
-    gradinversion(steps=1, group=3, labels="disclosed")(disclose(scenario.draw(0), scenario))
-    assert len(seen) == 3
-    assert torch.equal(seen[0], seen[1])
-    assert torch.equal(seen[0], seen[2])
 
 
 def defended(**table: object) -> Observation:

@@ -20,7 +20,7 @@ from undelta.audit.audits import available_cores, run_plan
 from undelta.audit.claims import Claims, scan
 from undelta.audit.overview import overview
 from undelta.audit.plan import load_plan
-from undelta.audit.record import read_results
+from undelta.audit.record import as_json, read_results
 from undelta.audit.sweep import Progress
 from undelta.audit.verdict import parse_gates
 from undelta.cli import main
@@ -299,17 +299,17 @@ def test_nothing_is_shown_where_nobody_watches(capfd: pytest.CaptureFixture[str]
 @pytest.fixture
 def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     text = jobs.DEMO_TOML.replace("image_size = 32", "image_size = 12").replace("num_samples = 8", "num_samples = 4")
-    text = text.replace("steps = 160", "steps = 3").replace("rollout_steps = 100", "steps = 2\nrollout_steps = 2")
+    text = text.replace("steps = 120", "steps = 3").replace("rollout_steps = 100", "steps = 2\nrollout_steps = 2")
     monkeypatch.setattr(jobs, "DEMO_TOML", text)
 
 
 def test_the_demo_is_an_audit_of_two_trials(small_demo: None, tmp_path: Path) -> None:
     made = jobs.demo_job(tmp_path / "demo", seed=3)
-    assert [(record["attack"], record["seed"], record["status"]) for record in made] == [
+    assert [(record.attack, record.seed, record.status) for record in made] == [
         ("awa", 3, "completed"),
         ("strongest", 3, "completed"),
     ]
-    assert read_results(tmp_path / "demo") == json.loads(json.dumps(made))
+    assert list(map(as_json, read_results(tmp_path / "demo"))) == list(map(as_json, made))
     assert (tmp_path / "demo" / "reconstruction.png").exists()
     assert len(records(tmp_path / "demo")) == 2
     assert len(list((tmp_path / "demo").glob("trials/*/pictures.safetensors"))) == 2
@@ -324,13 +324,13 @@ def test_the_demo_is_an_audit_of_two_trials(small_demo: None, tmp_path: Path) ->
 
 def test_a_finished_demo_runs_again(small_demo: None, tmp_path: Path) -> None:
     first, second = jobs.demo_job(tmp_path), jobs.demo_job(tmp_path)
-    assert [record["mismatch"] for record in first] == [record["mismatch"] for record in second]
-    assert [record["seconds"] for record in first] != [record["seconds"] for record in second]
+    assert [record.mismatch for record in first] == [record.mismatch for record in second]
+    assert [record.seconds for record in first] != [record.seconds for record in second]
 
 
 def test_two_demos_in_one_directory_are_refused(small_demo: None, tmp_path: Path) -> None:
     (record, _) = jobs.demo_job(tmp_path)
-    assert record["status"] == "completed"
+    assert record.status == "completed"
     folder = next((tmp_path / "trials").iterdir())
     claim = Claims(worker="other").acquire(folder)
     assert claim is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from undelta.audit.claims import Claims, process_started, scan
 from undelta.audit.engines import Ended, Processes, Slurm, check_engine, open_engine
+from undelta.audit.record import as_json
 from undelta.audit.store import Store
 from undelta.audit.sweep import Progress, Sweep, SweepError
 from undelta.audit.trial import Trial
@@ -39,7 +41,7 @@ TRIALS = [
     for seed in (0, 1)
 ]
 KEYS = tuple(trial.key for trial in TRIALS)
-CLOCK = ("seconds", "seconds_per_iteration", "peak_memory_mb", "date")
+CLOCK = ("seconds", "peak_memory_mb", "date")
 
 # Models that break their worker, always or once.
 DEADLY = """
@@ -102,7 +104,7 @@ def job(store: Store, *trials: Trial) -> Job:
 def results(store: Store) -> dict[str, Any]:
     found = {}
     for key in KEYS:
-        record = dict(store.record(key) or {})
+        record = json.loads((store.folder(key) / "record.json").read_text())
         for name in CLOCK:
             del record[name]
         for moment in record["history"] + record["curve"]:
@@ -143,7 +145,7 @@ def test_a_trial_whose_worker_dies_once_is_done_by_another(store: Store, tmp_pat
     Sweep(store, Processes(), job(store, trial), workers=1).run()
     record = store.record(trial.key)
     assert record is not None
-    assert (record["status"], record["error"]) == ("completed", None)
+    assert (record.status, record.error) == ("completed", None)
     assert (tmp_path / "deaths").read_text() == "died "
 
 
@@ -153,9 +155,9 @@ def test_a_trial_that_kills_its_workers_is_reported_and_the_others_are_done(stor
     Sweep(store, Processes(), job(store, trial, TRIALS[0]), workers=1).run()
     record = store.record(trial.key)
     assert record is not None
-    assert record["status"] == "failed"
-    assert record["error"] == "the worker died 2 times on this trial: killed by SIGKILL (out of memory?)"
-    assert record["psnr"] is None
+    assert record.status == "failed"
+    assert record.error == "the worker died 2 times on this trial: killed by SIGKILL (out of memory?)"
+    assert record.psnr is None
     assert (tmp_path / "deaths").read_text() == "died died "
     assert store.status(TRIALS[0].key) == "completed"
     assert not list(store.directory.glob("trials/*/claim*.json"))
@@ -212,7 +214,7 @@ def test_preempted_workers_are_replaced_without_end(store: Store) -> None:
 
     def finish_in_time(progress: Progress) -> None:
         if len(engine.started) == 5:
-            (store.folder(KEYS[0]) / "record.json").write_text('{"status": "completed"}')
+            (store.folder(KEYS[0]) / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
 
     sweep.run(finish_in_time)
     assert len(engine.started) == 5
@@ -224,7 +226,7 @@ def test_what_was_killed_right_after_its_record_is_cleaned_up(store: Store) -> N
     assert claim is not None
     claim.path.write_text(claim.path.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {2**22 + 1}'))
     (folder / "checkpoint.pt").touch()
-    (folder / "record.json").write_text('{"status": "completed"}')
+    (folder / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
     Sweep(store, Ends(), replace(job(store), keys=KEYS[:1]), workers=1).run()
     assert sorted(path.name for path in folder.iterdir()) == ["record.json", "trial.json"]
 
@@ -238,7 +240,7 @@ def test_a_trial_that_another_machine_works_on_is_waited_for(store: Store) -> No
     def finish_elsewhere(progress: Progress) -> None:
         looks.append(progress)
         if len(looks) == 3:
-            (store.folder(KEYS[0]) / "record.json").write_text('{"status": "completed"}')
+            (store.folder(KEYS[0]) / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
             claim.release()
 
     Sweep(store, engine, replace(job(store), keys=KEYS[:1]), workers=2).run(finish_elsewhere)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -45,16 +46,18 @@ def test_a_scored_run_has_the_floor_that_a_trial_has(scored: Path) -> None:
         learning_rate=0.3,
     )
     outcome = run(Trial(scenario=scenario, attack="awa", arguments={"steps": 4}))
-    assert record["floor"]["terms"] == pytest.approx(outcome.record["floor"]["terms"])
-    assert record["floor"]["level"] == outcome.record["floor"]["level"]
-    assert json.loads((scored / "run" / "results.json").read_text())["records"][0]["floor"] == record["floor"]
+    assert record.floor is not None
+    assert outcome.record.floor is not None
+    assert record.floor.terms == pytest.approx(outcome.record.floor.terms, rel=1e-4)
+    assert record.floor.level == outcome.record.floor.level
+    assert json.loads((scored / "run" / "results.json").read_text())["records"][0]["floor"] == asdict(record.floor)
 
 
 def test_an_observation_that_moved_can_be_named(scored: Path) -> None:
     moved = (scored / "seen.safetensors").rename(scored / "elsewhere.safetensors")
     truth = scored / "truth.safetensors"
-    assert score_job(scored / "run", truth_path=truth)["floor"] is None
-    assert score_job(scored / "run", truth_path=truth, observation_path=moved)["floor"] is not None
+    assert score_job(scored / "run", truth_path=truth).floor is None
+    assert score_job(scored / "run", truth_path=truth, observation_path=moved).floor is not None
 
 
 def test_another_observation_is_refused(scored: Path) -> None:
@@ -67,9 +70,9 @@ def test_another_observation_is_refused(scored: Path) -> None:
 def test_a_verdict_says_what_the_floor_means(scored: Path) -> None:
     trial = Trial(scenario=Scenario(data="digits", num_samples=2, batches=1), attack="awa", arguments={"steps": 2})
     outcome = run(trial)
-    record = {**outcome.record, "key": trial.key, "name": trial.name, "defense": trial.defense}
-    (verdict,) = judge([trial], {trial.key: record}, Thresholds(psnr=90.0))
-    assert outcome.record["floor"]["text"] in verdict.text
+    (verdict,) = judge([trial], {trial.key: outcome.record}, Thresholds(psnr=90.0))
+    assert outcome.record.floor is not None
+    assert outcome.record.floor.text in verdict.text
 
 
 def test_floors_over_seeds(scored: Path) -> None:

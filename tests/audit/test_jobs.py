@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from undelta.attacker.attacks.strongest import Composite
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.reconstruction import Moment
 from undelta.audit.config import load_scenario, make_attack, parse_settings
 from undelta.audit.jobs import RECONSTRUCTION, attack_job, check_directory, make_directory, score_job, simulate_job
@@ -194,8 +194,8 @@ def test_simulating_again_gives_the_same_content(tmp_path: Path, files: Files) -
 def test_attack_and_score_leave_results_pictures_and_images(tmp_path: Path, files: Files) -> None:
     out = tmp_path / "deep" / "run"
     record = attack_job(files.observation, attack="strongest", arguments=QUICK, out=out, seed=1)
-    assert record["psnr"] is None
-    assert record["scenario"]["data"] is None
+    assert record.psnr is None
+    assert record.scenario["data"] is None
     assert read_results(out) == [record]
     tensors, _ = read_tensors(out / RECONSTRUCTION, kind="reconstruction", error=DataError)
     assert tensors["images"].shape == (2, 1, 12, 12)
@@ -203,11 +203,11 @@ def test_attack_and_score_leave_results_pictures_and_images(tmp_path: Path, file
         assert image.size == (4 + 2 * 100, 4 + 120)
 
     scored = score_job(out, truth_path=files.truth)
-    assert 0 < scored["psnr"] < 100
-    assert scored["lpips"] is None
-    assert len(scored["images"]) == 2
-    assert (scored["scenario"]["data"], scored["scenario"]["rounds"]) == ("faces", 0)
-    assert scored["attack_arguments"] == QUICK
+    assert 0 < (scored.psnr or 0) < 100
+    assert scored.lpips is None
+    assert len(scored.images) == 2
+    assert (scored.scenario["data"], scored.scenario["rounds"]) == ("faces", 0)
+    assert scored.arguments == QUICK
     assert read_results(out) == [scored]
     with Image.open(out / "reconstruction.png") as image:
         assert image.size == (4 + 2 * 100, 4 + 2 * 120)
@@ -246,7 +246,7 @@ def test_a_finished_run_is_kept_unless_told_otherwise(tmp_path: Path, files: Fil
         attack_job(files.observation, attack="strongest", arguments=QUICK, out=out, seed=2)
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     attack_job(files.observation, attack="strongest", arguments=QUICK, out=out, seed=2, overwrite=True)
-    assert read_results(out)[0]["seed"] == 2
+    assert read_results(out)[0].seed == 2
 
 
 def test_scoring_against_another_scenarios_truth_is_refused(tmp_path: Path, files: Files) -> None:
@@ -327,7 +327,7 @@ def test_an_interrupted_run_goes_on_with_the_same_command(files: Files, tmp_path
         raise KeyboardInterrupt
 
     settings: dict[str, Any] = {"attack": "ig", "arguments": {"steps": 12}, "out": tmp_path / "run", "seed": 0}
-    assert attack_job(files.observation, **settings, watch=interrupt)["status"] == "interrupted"
-    assert attack_job(files.observation, **settings)["status"] == "completed"
+    assert attack_job(files.observation, **settings, watch=interrupt).status == "interrupted"
+    assert attack_job(files.observation, **settings).status == "completed"
     whole = attack_job(files.observation, **{**settings, "out": tmp_path / "whole"})
-    assert read_results(tmp_path / "run")[0]["mismatch"] == whole["mismatch"]
+    assert read_results(tmp_path / "run")[0].mismatch == whole.mismatch

@@ -42,7 +42,7 @@ attack = "sme"
 steps = 90
 """
 TRIALS, KILLS = 24, 10
-CLOCK = ("seconds", "seconds_per_iteration", "peak_memory_mb", "date")
+CLOCK = ("seconds", "peak_memory_mb", "date")
 
 
 def start(directory: Path, out: Path) -> subprocess.Popen[bytes]:

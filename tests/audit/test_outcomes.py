@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from undelta.attacker.weights import FAMILIES, family_of, ramps
-from undelta.audit.outcomes import finished_record, pictures, unmeasured_record
+from undelta.audit.outcomes import pictures
+from undelta.audit.record import as_json, with_result
 from undelta.audit.trial import Outcome, Trial, run
 from undelta.client.scenario import Scenario
 from undelta.evaluation.metrics import psnr, ssim
@@ -44,48 +45,45 @@ def outcome() -> Outcome:
 
 def run_with(attack: str, arguments: dict[str, Any], **changes: Any) -> dict[str, float] | None:
     trial = Trial(scenario=replace(SCENARIO, **changes), attack=attack, arguments=arguments)
-    weights: dict[str, float] | None = finished_record(trial, run(trial))["layer_weights"]
-    return weights
+    return run(trial).record.layer_weights
 
 
-def test_a_finished_record_is_the_trials_record_and_what_an_audit_adds(outcome: Outcome) -> None:
-    record = finished_record(TRIAL, outcome)
-    assert {key: record[key] for key in outcome.record} == outcome.record
-    assert set(record) - set(outcome.record) == {"key", "name", "defense", "error", "curve", "layer_weights"}
-    assert (record["key"], record["name"], record["defense"]) == (TRIAL.key, "clinic", "blur")
-    assert (record["error"], record["status"], record["attack_arguments"]) == (None, "completed", {"steps": 12})
-    assert 0 <= record["fraction_recovered"] <= 1
-    json.dumps(record, allow_nan=False)
+def test_a_trials_record_says_what_was_asked_and_what_came_of_it(outcome: Outcome) -> None:
+    record = outcome.record
+    assert (record.key, record.name, record.defense) == (TRIAL.key, "clinic", "blur")
+    assert (record.error, record.status, record.arguments) == (None, "completed", {"steps": 12})
+    assert record.fraction_recovered is not None
+    assert 0 <= record.fraction_recovered <= 1
+    json.loads(as_json(record))
 
 
-def test_an_unmeasured_record_has_the_same_fields_and_no_numbers(outcome: Outcome) -> None:
-    record = unmeasured_record(TRIAL, "failed", "it broke")
-    assert set(record) == set(finished_record(TRIAL, outcome))
-    assert (record["status"], record["error"], record["seed"]) == ("failed", "it broke", 4)
-    assert set(record["scenario"]) == {field.name for field in fields(Scenario)}
+def test_an_unmeasured_record_has_no_numbers() -> None:
+    record = TRIAL.unmeasured("failed", "it broke").dated()
+    assert (record.status, record.error, record.seed) == ("failed", "it broke", 4)
+    assert set(record.scenario) == {field.name for field in fields(Scenario)}
     for key in ("psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "iterations", "seconds"):
-        assert record[key] is None
-    assert record["images"] == record["curve"] == record["history"] == []
+        assert getattr(record, key) is None
+    assert (len(record.images), len(record.curve), len(record.history)) == (0, 0, 0)
 
 
 def test_the_curve_measures_the_saved_iterates_in_the_final_order(outcome: Outcome) -> None:
-    curve = finished_record(TRIAL, outcome)["curve"]
+    curve = outcome.record.curve
     iterates = outcome.reconstruction.iterates
-    assert [point["iteration"] for point in curve] == [iterate.iteration for iterate in iterates]
+    assert [point.iteration for point in curve] == [iterate.iteration for iterate in iterates]
     assert len(curve) >= 5
     order, truth = list(outcome.score.order), outcome.private.images
     for point, iterate in zip(curve, iterates, strict=True):
         images = iterate.images[order].float() / 255
-        assert point["psnr"] == pytest.approx(float(psnr(images, truth).mean()))
-        assert point["ssim"] == pytest.approx(float(ssim(images, truth).mean()))
-        assert point["seconds"] == iterate.seconds
+        assert point.psnr == pytest.approx(float(psnr(images, truth).mean()))
+        assert point.ssim == pytest.approx(float(ssim(images, truth).mean()))
+        assert point.seconds == iterate.seconds
 
 
 def test_a_curve_of_images_too_small_for_ssim_has_none(tmp_path: Path) -> None:
     trial = Trial(scenario=replace(SCENARIO, image_size=8), attack="ig", arguments={"steps": 3})
-    curve = finished_record(trial, run(trial))["curve"]
+    curve = run(trial).record.curve
     assert curve
-    assert all(point["ssim"] is None and point["psnr"] > 0 for point in curve)
+    assert all(point.ssim is None and (point.psnr or 0) > 0 for point in curve)
 
 
 def test_pictures_are_bytes_in_the_order_of_the_originals(outcome: Outcome) -> None:
@@ -107,13 +105,13 @@ def test_an_attack_without_iterates_has_an_empty_stack_of_them() -> None:
     trial = Trial(scenario=replace(SCENARIO, model="mlp", model_arguments={}, epochs=1), attack="analytic")
     outcome = run(trial)
     assert pictures(outcome)["iterates"].shape == (0, 3, 1, 12, 12)
-    record = finished_record(trial, outcome)
-    assert record["curve"] == []
-    assert record["layer_weights"] is None
+    assert outcome.record.curve == ()
+    assert outcome.record.layer_weights is None
 
 
 def test_enhanced_weights_are_ramps_with_some_layers_raised(outcome: Outcome) -> None:
-    weights = finished_record(TRIAL, outcome)["layer_weights"]
+    weights = outcome.record.layer_weights
+    assert weights is not None
     layers = layers_of(outcome.observation.model())
     q = FAMILIES[family_of(layers)]
     expected = dict(zip((layer.name for layer in layers), ramps(layers, vars(q)), strict=True))
@@ -140,8 +138,8 @@ def test_other_weights_are_those_of_the_attacks_last_phase() -> None:
 
 def test_a_diverged_attack_has_no_final_weights(outcome: Outcome) -> None:
     diverged = replace(outcome.reconstruction, status="diverged")
-    assert finished_record(TRIAL, outcome)["layer_weights"]
-    assert finished_record(TRIAL, replace(outcome, reconstruction=diverged))["layer_weights"] is None
+    assert outcome.record.layer_weights
+    assert with_result(TRIAL.unmeasured(), diverged, outcome.observation).layer_weights is None
 
 
 def test_images_that_are_no_numbers_are_black(outcome: Outcome) -> None:

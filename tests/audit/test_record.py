@@ -5,22 +5,27 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 
 import undelta
+import undelta.audit.record as record_module
 from undelta.attacker.reconstruction import Moment, Reconstruction, Status
 from undelta.audit.record import (
+    Quality,
     Record,
+    as_json,
     describe_observation,
     describe_scenario,
-    make_record,
+    from_json,
     peak_memory_mb,
     read_results,
+    with_result,
     with_score,
     write_results,
 )
@@ -28,41 +33,12 @@ from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import DataError
+from undelta.evaluation.floor import Floor
 from undelta.evaluation.score import score
 
 SCENARIO = Scenario(
     data="faces", image_size=4, num_samples=2, model="mlp", model_arguments={"hidden": [2]}, epochs=3, batches=2
 )
-KEYS = {
-    "attack",
-    "attack_arguments",
-    "scenario",
-    "seed",
-    "observation",
-    "psnr",
-    "ssim",
-    "lpips",
-    "mse",
-    "fraction_recovered",
-    "epsilon",
-    "delta",
-    "mismatch",
-    "terms",
-    "floor",
-    "objective",
-    "learned",
-    "notes",
-    "iterations",
-    "seconds",
-    "seconds_per_iteration",
-    "peak_memory_mb",
-    "status",
-    "versions",
-    "threads",
-    "date",
-    "history",
-    "images",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -84,55 +60,85 @@ def reconstruction(status: Status = "completed", loss: float = 0.5, iterations: 
 
 
 def record(result: Reconstruction) -> Record:
-    return make_record(
+    asked = Record(
+        key="0" * 16,
+        name="base",
         attack="awa",
         arguments={"steps": 4},
         scenario=describe_scenario(SCENARIO),
         seed=5,
-        reconstruction=result,
-        observation=disclose(SCENARIO.draw(5), SCENARIO, seed=5),
     )
+    return with_result(asked, result, disclose(SCENARIO.draw(5), SCENARIO, seed=5))
 
 
-def test_a_record_has_exactly_the_documented_keys() -> None:
-    made = record(reconstruction())
-    assert set(made) == KEYS
-    assert set(made["scenario"]) == {field.name for field in fields(Scenario)}
-    assert set(made["versions"]) == {"undelta", "python", "torch", "numpy", "scipy", "scikit-image"}
-    assert [set(moment) for moment in made["history"]] == [{"iteration", "seconds", "mismatch", "loss"}] * 2
+def scored() -> Record:
+    result = reconstruction()
+    truth = Private(images=result.images.flip(0) + 0.1, labels=torch.tensor([0, 1]))
+    return with_score(record(result), score(result, truth))
+
+
+def as_values(one: Record) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(as_json(one))
+    return values
+
+
+def test_a_record_is_what_the_schema_says() -> None:
+    schema = json.loads((Path(record_module.__file__).parent / "record.schema.json").read_text())
+    assert set(schema["properties"]) == {field.name for field in fields(Record)}
+    floor = Floor(mismatch=0.1, terms={"distance": 0.1}, level="near")
+    whole = replace(scored(), floor=floor, curve=(Quality(iteration=3, psnr=4.0),), layer_weights={"conv": 1.0})
+    for one in (whole, record(reconstruction()), record(reconstruction("diverged", loss=math.nan))):
+        jsonschema.validate(as_values(one), schema)
+    wrong: list[dict[str, Any]] = [
+        {"psnr": "high"},
+        {"images": {}},
+        {"more": 1},
+        {"seed": 1.5},
+        {"floor": {"mismatch": 1}},
+    ]
+    for broken in wrong:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**as_values(whole), **broken}, schema)
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    floor = Floor(mismatch=0.1, terms={"distance": 0.1}, level="near")
+    whole = replace(scored(), floor=floor, curve=(Quality(iteration=3, psnr=4.0),), layer_weights={"conv": 1.0})
+    assert as_values(from_json(as_values(whole), "here")) == as_values(whole)
+
+
+def test_a_record_of_another_schema_is_refused() -> None:
+    with pytest.raises(DataError, match="here: expected a record of schema 2, got 1"):
+        from_json({**as_values(scored()), "schema": 1}, "here")
 
 
 def test_a_record_repeats_what_was_run() -> None:
     made = record(reconstruction())
-    assert (made["attack"], made["attack_arguments"], made["seed"]) == ("awa", {"steps": 4}, 5)
-    assert (made["mismatch"], made["iterations"], made["seconds"], made["status"]) == (0.25, 4, 2.0, "completed")
-    assert made["seconds_per_iteration"] == 0.5
-    assert made["threads"] == torch.get_num_threads()
-    assert made["versions"]["torch"] == torch.__version__
-    assert datetime.datetime.fromisoformat(made["date"]).tzinfo is not None
+    assert set(made.scenario) == {field.name for field in fields(Scenario)}
+    assert set(made.versions) == {"undelta", "python", "torch", "numpy", "scipy", "scikit-image"}
+    assert (made.attack, made.arguments, made.seed) == ("awa", {"steps": 4}, 5)
+    assert (made.mismatch, made.iterations, made.seconds, made.status) == (0.25, 4, 2.0, "completed")
+    assert [(step.iteration, step.mismatch) for step in made.history] == [(0, 1.0), (4, 0.25)]
+    assert made.threads == torch.get_num_threads()
+    assert made.versions["torch"] == torch.__version__
+    assert datetime.datetime.fromisoformat(made.date or "").tzinfo is not None
 
 
 def test_metrics_are_null_until_scored() -> None:
     made = record(reconstruction())
-    assert [made[key] for key in ("psnr", "ssim", "lpips", "mse", "fraction_recovered")] == [None] * 5
-    assert made["images"] == []
+    assert [made.psnr, made.ssim, made.lpips, made.mse, made.fraction_recovered] == [None] * 5
+    assert made.images == ()
+    assert not made.scored
 
 
 def test_a_scored_record_holds_means_and_every_image() -> None:
-    result = reconstruction()
-    truth = Private(images=result.images.flip(0) + 0.1, labels=torch.tensor([0, 1]))
-    scored = with_score(record(result), score(result, truth))
-    assert set(scored) == KEYS
-    assert scored["psnr"] == pytest.approx(20, abs=1e-4)
-    assert scored["mse"] == pytest.approx(0.01, rel=1e-4)
-    assert scored["lpips"] is None
-    assert scored["fraction_recovered"] in (0, 0.5, 1)
-    assert [image["label"] for image in scored["images"]] == [0, 1]
-    assert [set(image) for image in scored["images"]] == [{"label", "mse", "psnr", "ssim", "lpips"}] * 2
-
-
-def test_a_run_without_iterations_has_no_time_per_iteration() -> None:
-    assert record(reconstruction("interrupted", iterations=0))["seconds_per_iteration"] is None
+    made = scored()
+    assert made.scored
+    assert made.psnr == pytest.approx(20, abs=1e-4)
+    assert made.mse == pytest.approx(0.01, rel=1e-4)
+    assert made.lpips is None
+    assert made.fraction_recovered in (0, 0.5, 1)
+    assert [image.label for image in made.images] == [0, 1]
 
 
 def test_an_observation_says_nothing_of_the_data_or_the_round() -> None:
@@ -149,8 +155,8 @@ def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     write_results(tmp_path, records)
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results) == {"schema", "undelta", "records"}
-    assert (results["schema"], results["undelta"]) == (1, undelta.__version__)
-    assert read_results(tmp_path) == json.loads(json.dumps(records))  # tuples are lists there
+    assert (results["schema"], results["undelta"]) == (2, undelta.__version__)
+    assert [as_values(one) for one in read_results(tmp_path)] == [as_values(one) for one in records]
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
@@ -175,10 +181,11 @@ def test_a_run_that_ended_without_a_finite_loss_is_still_written(tmp_path: Path,
         b"[]",
         b"null",
         b"{}",
-        b'{"schema": 2, "records": []}',
-        b'{"schema": 1}',
-        b'{"schema": 1, "records": {}}',
-        b'{"schema": 1, "records": [1]}',
+        b'{"schema": 1, "records": []}',
+        b'{"schema": 2}',
+        b'{"schema": 2, "records": {}}',
+        b'{"schema": 2, "records": [1]}',
+        b'{"schema": 2, "records": [{"schema": 2}]}',
     ],
 )
 def test_results_that_are_no_results_are_refused(tmp_path: Path, content: bytes) -> None:

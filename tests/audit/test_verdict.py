@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from undelta.audit.trial import Trial
 from undelta.audit.verdict import Gate, Thresholds, Verdict, judge, offenses, parse_gates
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
+from undelta.evaluation.score import ImageScore
 
 SCENARIO = Scenario(num_samples=4)
 
@@ -20,21 +22,17 @@ def trial(attack: str = "awa", seed: int = 0, name: str = "base", defense: str =
     return Trial(scenario=Scenario(num_samples=4, epochs=epochs), attack=attack, seed=seed, name=name, defense=defense)
 
 
-def image(ssim: float | None, psnr: float | None = 15.0) -> dict[str, Any]:
-    return {"label": 0, "ssim": ssim, "psnr": psnr, "mse": 0.1, "lpips": None}
+def image(ssim: float | None, psnr: float | None = 15.0) -> ImageScore:
+    return ImageScore(label=0, ssim=ssim, psnr=psnr, mse=0.1, lpips=None)
 
 
-def record(of: Trial, *images: dict[str, Any], status: str = "completed", recovered: float | None = 0.0) -> Record:
-    return {
-        "key": of.key,
-        "attack": of.attack,
-        "attack_arguments": {},
-        "seed": of.seed,
-        "iterations": 260 if images else None,
-        "status": status,
-        "images": list(images),
-        "fraction_recovered": recovered if images else None,
-    }
+def record(of: Trial, *images: ImageScore, status: str = "completed", recovered: float | None = 0.0) -> Record:
+    return replace(
+        of.unmeasured(status),
+        iterations=260 if images else None,
+        images=images,
+        fraction_recovered=recovered if images else None,
+    )
 
 
 def verdict_on(*pairs: tuple[Trial, Record | None], thresholds: Thresholds | None = None) -> Verdict:

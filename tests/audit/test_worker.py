@@ -16,6 +16,7 @@ import torch
 from undelta.attacker.reconstruction import Moment
 from undelta.audit import store as store_module
 from undelta.audit.claims import Claim, ClaimLost, Claims
+from undelta.audit.record import Record, as_json, load_json
 from undelta.audit.store import Store
 from undelta.audit.trial import Trial
 from undelta.audit.worker import Job, attempt, work
@@ -35,6 +36,7 @@ SCENARIO = Scenario(
 )
 ONE = Trial(scenario=SCENARIO, attack="awa", arguments={"steps": 25})
 TWO = replace(ONE, seed=1)
+DONE = ONE.unmeasured("completed")
 BROKEN = """
 from torch import nn
 class Model(nn.Sequential):
@@ -80,7 +82,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def record_of(store: Store, trial: Trial) -> dict[str, Any]:
+def record_of(store: Store, trial: Trial) -> Record:
     record = store.record(trial.key)
     assert record is not None
     return record
@@ -106,7 +108,7 @@ def test_a_worker_leaves_a_record_and_pictures_of_every_trial_and_nothing_else(s
     for trial in (ONE, TWO):
         assert names(store.folder(trial.key)) == ["pictures.safetensors", "record.json", "trial.json"]
         record = record_of(store, trial)
-        assert (record["key"], record["seed"], record["status"]) == (trial.key, trial.seed, "completed")
+        assert (record.key, record.seed, record.status) == (trial.key, trial.seed, "completed")
         tensors, _ = read_tensors(store.folder(trial.key) / "pictures.safetensors", kind="pictures", error=DataError)
         assert tensors["originals"].shape == (2, 1, 8, 8)
 
@@ -117,7 +119,7 @@ def test_what_is_finished_is_not_done_again(store: Store) -> None:
     work(job(store, ONE, TWO))
     after = (store.folder(ONE.key) / "record.json").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert record_of(store, TWO)["status"] == "completed"
+    assert record_of(store, TWO).status == "completed"
 
 
 def test_what_somebody_else_works_on_is_left_alone(store: Store, claim: Claim) -> None:
@@ -132,29 +134,29 @@ def test_what_somebody_finishes_just_before_the_claim_is_not_done_again(
     acquire = Claims.acquire
 
     def overtaken(claims: Claims, folder: Path) -> Claim | None:
-        (folder / "record.json").write_text('{"status": "completed"}')
+        (folder / "record.json").write_bytes(as_json(DONE))
         return acquire(claims, folder)
 
     monkeypatch.setattr(Claims, "acquire", overtaken)
     work(job(store, ONE))
-    assert store.record(ONE.key) == {"status": "completed"}
+    assert store.record(ONE.key) == DONE
     assert names(store.folder(ONE.key)) == ["record.json", "trial.json"]
 
 
 def test_a_record_that_is_written_just_when_it_is_looked_for_is_found_the_next_time(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = store_module.load_json
+    load = load_json
 
     def too_early(path: Path) -> Any:
         try:
             return load(path)
         finally:
-            path.write_text('{"status": "completed"}')
+            path.write_bytes(as_json(DONE))
 
     monkeypatch.setattr(store_module, "load_json", too_early)
     assert store.record(ONE.key) is None
-    assert store.record(ONE.key) == {"status": "completed"}
+    assert store.record(ONE.key) == DONE
 
 
 def test_a_worker_sets_its_number_of_threads_and_goes_home(store: Store, tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_a_worker_sets_its_number_of_threads_and_goes_home(store: Store, tmp_pat
     finally:
         os.chdir(here)
         torch.set_num_threads(1)
-    assert record_of(store, ONE)["threads"] == 2
+    assert record_of(store, ONE).threads == 2
 
 
 # Going on
@@ -193,8 +195,8 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_images(store: St
     assert (store.folder(ONE.key) / "pictures.safetensors").read_bytes() == (
         whole.folder(ONE.key) / "pictures.safetensors"
     ).read_bytes()
-    assert record_of(store, ONE)["mismatch"] == record_of(whole, ONE)["mismatch"]
-    assert record_of(store, ONE)["images"] == record_of(whole, ONE)["images"]
+    assert record_of(store, ONE).mismatch == record_of(whole, ONE).mismatch
+    assert record_of(store, ONE).images == record_of(whole, ONE).images
 
 
 def test_a_checkpoint_of_other_threads_is_not_mixed_in(store: Store, claim: Claim) -> None:
@@ -213,7 +215,7 @@ def test_an_interrupted_trial_stays_unfinished_and_ends_the_worker(store: Store,
     def interrupt(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("undelta.attacker.loop.Loop.step", interrupt)
+    monkeypatch.setattr("undelta.attacker.descent.Descent.step", interrupt)
     with pytest.raises(KeyboardInterrupt):
         work(job(store, ONE, TWO))
     assert store.unfinished([ONE.key, TWO.key]) == [ONE.key, TWO.key]
@@ -248,7 +250,7 @@ def test_the_record_comes_last_so_a_finished_trial_has_its_pictures(store: Store
             raise ClaimLost
 
     with pytest.raises(ClaimLost):
-        store.finish(ONE.key, {"status": "completed"}, {"originals": torch.zeros(1)}, lose_after_pictures)
+        store.finish(DONE, {"originals": torch.zeros(1)}, lose_after_pictures)
     assert calls == [["trial.json"], ["pictures.safetensors", "trial.json"]]
     assert store.status(ONE.key) is None
 
@@ -265,10 +267,10 @@ def test_a_trial_that_fails_is_recorded_and_the_next_one_runs(
     store.prepare("", [broken, TWO], claims)
     work(job(store, broken, TWO))
     record = record_of(store, broken)
-    assert (record["status"], record["error"]) == ("failed", "RuntimeError: shapes do not fit")
-    assert record["psnr"] is None
+    assert (record.status, record.error) == ("failed", "RuntimeError: shapes do not fit")
+    assert record.psnr is None
     assert 'raise RuntimeError("shapes' in (store.folder(broken.key) / "error.txt").read_text()
-    assert record_of(store, TWO)["status"] == "completed"
+    assert record_of(store, TWO).status == "completed"
 
 
 def test_an_attack_that_lacks_knowledge_is_not_applicable_rather_than_failed(store: Store, claims: Claims) -> None:
@@ -276,15 +278,15 @@ def test_an_attack_that_lacks_knowledge_is_not_applicable_rather_than_failed(sto
     store.prepare("", [blind], claims)
     work(job(store, blind))
     record = record_of(store, blind)
-    assert record["status"] == "not applicable"
-    assert "grant_labels" in record["error"]
+    assert record.status == "not applicable"
+    assert "grant_labels" in (record.error or "")
     assert names(store.folder(blind.key)) == ["record.json", "trial.json"]
 
 
 def test_failed_trials_are_forgotten_only_when_asked_and_others_never(store: Store, claims: Claims) -> None:
     work(job(store, TWO))
     path = store.folder(ONE.key) / "record.json"
-    path.write_text(json.dumps({"status": "failed"}))
+    path.write_bytes(as_json(ONE.unmeasured("failed", "it broke")))
     fresh = Store(store.directory)
     assert fresh.unfinished([ONE.key, TWO.key]) == []
     fresh.forget_failed([ONE.key, TWO.key], claims)
@@ -293,23 +295,23 @@ def test_failed_trials_are_forgotten_only_when_asked_and_others_never(store: Sto
 
 
 def test_a_failed_trial_that_somebody_retries_already_is_left_to_them(store: Store, claim: Claim) -> None:
-    (store.folder(ONE.key) / "record.json").write_text(json.dumps({"status": "failed"}))
+    (store.folder(ONE.key) / "record.json").write_bytes(as_json(ONE.unmeasured("failed", "it broke")))
     store.forget_failed([ONE.key], Claims(worker="other"))
-    assert record_of(store, ONE)["status"] == "failed"
+    assert record_of(store, ONE).status == "failed"
 
 
 def test_a_retry_that_has_just_succeeded_is_not_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     path = store.folder(ONE.key) / "record.json"
-    path.write_text(json.dumps({"status": "failed"}))
+    path.write_bytes(as_json(ONE.unmeasured("failed", "it broke")))
     acquire = Claims.acquire
 
     def overtaken(claims: Claims, folder: Path) -> Claim | None:
-        path.write_text(json.dumps({"status": "completed"}))
+        path.write_bytes(as_json(DONE))
         return acquire(claims, folder)
 
     monkeypatch.setattr(Claims, "acquire", overtaken)
     store.forget_failed([ONE.key], Claims(worker="late"))
-    assert record_of(store, ONE)["status"] == "completed"
+    assert record_of(store, ONE).status == "completed"
     assert store.status(ONE.key) == "completed"
 
 
@@ -346,7 +348,7 @@ def test_a_new_name_reaches_finished_records_without_running_again(store: Store,
     work(job(store, ONE))
     before = record_of(store, ONE)
     store.prepare("", [replace(ONE, name="new", defense="shield"), TWO], claims)
-    assert record_of(store, ONE) == {**before, "name": "new", "defense": "shield"}
+    assert record_of(store, ONE) == replace(before, name="new", defense="shield")
 
 
 def test_a_trial_in_another_trials_folder_is_refused(store: Store) -> None:

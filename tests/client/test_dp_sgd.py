@@ -109,9 +109,9 @@ def test_the_engine_counts_the_steps_that_epsilon_is_computed_for(scenario: Scen
 def test_records_carry_epsilon_and_delta(scenario: Scenario) -> None:
     protected = private(scenario, noise_multiplier=2.0)
     outcome = run(Trial(scenario=protected, attack="sme", arguments={"steps": 2}))
-    assert (outcome.record["epsilon"], outcome.record["delta"]) == protected.privacy()
+    assert (outcome.record.epsilon, outcome.record.delta) == protected.privacy()
     plain = run(Trial(scenario=scenario, attack="sme", arguments={"steps": 2})).record
-    assert (plain["epsilon"], plain["delta"]) == (None, None)
+    assert (plain.epsilon, plain.delta) == (None, None)
 
 
 def test_without_noise_there_is_no_epsilon(scenario: Scenario) -> None:

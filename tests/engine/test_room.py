@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from undelta.engine import Moments, Network, Room, Step, rollout, set_memory_limit
+from undelta.attacker.attack import Run
+from undelta.engine import Moments, Network, Room, Step, rollout
 from undelta.errors import ConfigError
 from undelta.models import build
 from undelta.training import LocalTraining, NormMode
@@ -138,18 +139,15 @@ def test_a_prior_on_the_way_is_differentiated_exactly(case: str, traced: bool) -
 def test_room_follows_the_memory_limit() -> None:
     _, network, _, steps, _ = prepared("traced")
     _, coupled, _, coupled_steps, _ = prepared("traced, train BatchNorm")
-    try:
-        set_memory_limit(1)
-        assert Room.of(network, steps) == Room(chunk=1, tapes=1, points=2)
-        assert Room.of(coupled, coupled_steps).chunk == 5
-        set_memory_limit(2**40)
-        roomy = Room.of(network, steps)
-        assert (roomy.chunk, roomy.points) == (5, 1)
-        assert roomy.tapes > STEPS
-        with pytest.raises(ConfigError, match="at least one byte"):
-            set_memory_limit(0)
-    finally:
-        set_memory_limit(2**30)
+    network.memory = coupled.memory = 1
+    assert Room.of(network, steps) == Room(chunk=1, tapes=1, points=2)
+    assert Room.of(coupled, coupled_steps).chunk == 5
+    network.memory = 2**40
+    roomy = Room.of(network, steps)
+    assert (roomy.chunk, roomy.points) == (5, 1)
+    assert roomy.tapes > STEPS
+    with pytest.raises(ConfigError, match="at least one byte"):
+        Run(memory=0)
 
 
 def test_a_layer_that_couples_samples_is_found_out_whatever_it_is() -> None:

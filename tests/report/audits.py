@@ -9,8 +9,8 @@ from typing import Any
 
 from undelta.audit.audits import judge_job
 from undelta.audit.claims import Claims
-from undelta.audit.outcomes import unmeasured_record
 from undelta.audit.plan import load_plan
+from undelta.audit.record import as_json
 from undelta.audit.store import Store
 from undelta.audit.worker import attempt
 
@@ -54,7 +54,7 @@ def run_audit(directory: Path, toml: str) -> Path:
     configuration = directory / "audit.toml"
     configuration.write_text(toml)
     plan, store, claims = load_plan(configuration), Store(directory), Claims(worker="test")
-    store.prepare(plan.text, plan.trials, claims)
+    store.prepare(plan.text, plan.trials, claims, title=plan.name)
     for trial in plan.trials:
         claim = claims.acquire(store.folder(trial.key))
         assert claim is not None
@@ -88,7 +88,7 @@ class AuditCopy:
     def fail(self, path: Path, error: str) -> None:
         """Make a finished trial one that failed, as the audit itself would record it."""
         trial = Store(self.path).trial(path.parent.name)
-        path.write_text(json.dumps(unmeasured_record(trial, "failed", error)))
+        path.write_bytes(as_json(trial.unmeasured("failed", error)))
         (path.parent / "pictures.safetensors").unlink()
 
     def forget(self, path: Path) -> None:

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from undelta.audit.record import Quality, Record
+from undelta.audit.tuning_file import Evaluation, TuningFile
 from undelta.report.charts import MOST_MARKS, MOST_POINTS, Chart, Series, chart
 from undelta.report.curves import curves, with_result
 from undelta.report.pictures import spread_out
-from undelta.report.read import Audit, Entry, Point, TuningTrial
+from undelta.report.read import Audit
 from undelta.report.tables import attack_labels
 from undelta.report.ticks import linear_axis, log_axis
 from undelta.report.trends import Trend, trends, varying
@@ -118,8 +120,8 @@ def test_names_on_an_axis_are_cut_to_their_slot() -> None:
 
 
 def test_curves_show_each_measured_value_over_both_axes(read: Audit) -> None:
-    trials = [entry for entry in read.entries if entry.group == ("epochs=1", "none")]
-    labels = attack_labels(read.entries)
+    trials = [record for record in read.records if record.group == ("epochs=1", "none")]
+    labels = attack_labels(read.records)
     found = curves(trials, labels, {"awa": 0, "ig": 1, "analytic": 2})
     assert [one.axis for one in found] == ["iterations", "seconds"]
     for one in found:
@@ -128,29 +130,29 @@ def test_curves_show_each_measured_value_over_both_axes(read: Audit) -> None:
         assert not psnr.y.log
         assert len(mismatch.lines) == len(psnr.lines) == 4  # two attacks, two seeds; one attack was not applicable
         assert [name for _, name in mismatch.legend] == ["awa", "ig"]
-    entry = trials[0]
+    record = trials[0]
     last = found[0].charts[1].lines[0].marks[-1]
-    assert last.text.endswith(f"PSNR {entry.metrics['psnr']:.2f} dB")
+    assert last.text.endswith(f"PSNR {record.psnr:.2f} dB")
 
 
-def points(*iterations: int) -> tuple[Point, ...]:
-    return tuple(Point(iteration=iteration, seconds=1.0 * iteration, value=1.0) for iteration in iterations)
+def points(*iterations: int) -> tuple[Quality, ...]:
+    return tuple(Quality(iteration=iteration, seconds=1.0 * iteration, psnr=1.0) for iteration in iterations)
 
 
 def test_the_result_ends_a_curve_but_not_that_of_one_restart_among_several(read: Audit) -> None:
-    entry = replace(read.entries[0], psnrs=points(0, 10, 30, 60), iterations=100, seconds=99.0)
-    ended = with_result(entry)
-    assert (ended[-1].iteration, ended[-1].value) == (100, entry.metrics["psnr"])
-    assert with_result(replace(entry, iterations=300)) == entry.psnrs
-    assert with_result(replace(entry, psnrs=())) == ()
+    record = replace(read.records[0], curve=points(0, 10, 30, 60), iterations=100, seconds=99.0)
+    ended = with_result(record)
+    assert (ended[-1].iteration, ended[-1].value) == (100, record.psnr)
+    assert [point.iteration for point in with_result(replace(record, iterations=300))] == [0, 10, 30, 60]
+    assert with_result(replace(record, curve=())) == ()
 
 
 # Trends
 
 
-def shown(entries: tuple[Entry, ...]) -> dict[str, Trend]:
-    labels = attack_labels(entries)
-    found = trends(entries, labels, {label: index for index, label in enumerate(dict.fromkeys(labels.values()))})
+def shown(records: tuple[Record, ...]) -> dict[str, Trend]:
+    labels = attack_labels(records)
+    found = trends(records, labels, {label: index for index, label in enumerate(dict.fromkeys(labels.values()))})
     return {trend.title: trend for trend in found}
 
 
@@ -161,34 +163,34 @@ def lines_of(drawn: Chart, name: str) -> tuple[int, int]:
 
 
 def test_every_field_that_varies_has_its_charts(read: Audit) -> None:
-    assert varying(read.entries) == ["epochs", "learning_rate"]
-    found = shown(read.entries)
+    assert varying(read.records) == ["epochs", "learning_rate"]
+    found = shown(read.records)
     assert list(found) == ["epochs E", "learning rate", "defense"]
     for trend in found.values():
         # LPIPS was not measured without its weights, or was with them: never drawn from nothing.
-        measured = 3 + any(entry.metrics["lpips"] is not None for entry in read.entries)
+        measured = 3 + any(record.lpips is not None for record in read.records)
         assert len(trend.charts) == measured
         assert lines_of(trend.charts[0], "awa") == (8, 1)
         assert lines_of(trend.charts[0], "analytic") == (0, 0)
 
 
 def test_nothing_varies_in_a_single_scenario(read: Audit) -> None:
-    assert shown(tuple(entry for entry in read.entries if entry.group == ("epochs=1", "none"))) == {}
+    assert shown(tuple(record for record in read.records if record.group == ("epochs=1", "none"))) == {}
 
 
-def valued(entry: Entry, psnr: float, **fields: Any) -> Entry:
-    scenario = {**entry.scenario, **fields}
-    return replace(entry, metrics={**entry.metrics, "psnr": psnr}, scenario=scenario, defense="none")
+def valued(record: Record, psnr: float, **fields: Any) -> Record:
+    scenario = {**record.scenario, **fields}
+    return replace(record, psnr=psnr, scenario=scenario, defense="none")
 
 
 def test_means_compare_only_what_was_measured_at_every_value(read: Audit) -> None:
-    one = read.entries[0]
-    entries = (
+    one = read.records[0]
+    records = (
         replace(valued(one, 10.0, epochs=1, batches=1), key="a"),
         replace(valued(one, 20.0, epochs=4, batches=1), key="b"),
         replace(valued(one, 90.0, epochs=4, batches=2), key="c"),  # nothing at epochs=1 compares with it
     )
-    epochs = shown(entries)["epochs E"].charts[0]
+    epochs = shown(records)["epochs E"].charts[0]
     line = next(line for line in epochs.lines if line.path)
     assert [mark.text for mark in line.marks] == []
     ends = [float(pair.split(",")[1]) for pair in line.path[1:].split()]
@@ -197,19 +199,19 @@ def test_means_compare_only_what_was_measured_at_every_value(read: Audit) -> Non
 
 
 def test_no_line_joins_trials_that_differ_in_something_else_too(read: Audit) -> None:
-    one = read.entries[0]
-    entries = (
+    one = read.records[0]
+    records = (
         replace(valued(one, 10.0, epochs=1, batches=1), key="a"),
         replace(valued(one, 20.0, epochs=4, batches=2), key="b"),
     )
-    assert lines_of(shown(entries)["epochs E"].charts[0], "awa") == (2, 0)
+    assert lines_of(shown(records)["epochs E"].charts[0], "awa") == (2, 0)
 
 
 def test_wide_ranges_of_a_field_get_a_logarithmic_axis(read: Audit) -> None:
-    one = read.entries[0]
+    one = read.records[0]
     values = (0.001, 0.01, 0.1)
-    entries = tuple(replace(valued(one, 10.0, learning_rate=value), key=str(value)) for value in values)
-    axis = shown(entries)["learning rate"].charts[0].x
+    records = tuple(replace(valued(one, 10.0, learning_rate=value), key=str(value)) for value in values)
+    axis = shown(records)["learning rate"].charts[0].x
     assert axis.log
     middle = (axis.position(0.001) + axis.position(0.1)) / 2
     assert axis.position(0.01) == pytest.approx(middle, abs=0.2)
@@ -217,9 +219,9 @@ def test_wide_ranges_of_a_field_get_a_logarithmic_axis(read: Audit) -> None:
 
 
 def test_fields_that_are_no_numbers_are_shown_by_name(read: Audit) -> None:
-    one = read.entries[0]
-    entries = tuple(replace(valued(one, 10.0, model=model), key=model) for model in ("cnn", "lenet"))
-    assert [text for _, text in shown(entries)["model"].charts[0].x.ticks] == ["cnn", "lenet"]
+    one = read.records[0]
+    records = tuple(replace(valued(one, 10.0, model=model), key=model) for model in ("cnn", "lenet"))
+    assert [text for _, text in shown(records)["model"].charts[0].x.ticks] == ["cnn", "lenet"]
 
 
 # Tuning
@@ -227,8 +229,8 @@ def test_fields_that_are_no_numbers_are_shown_by_name(read: Audit) -> None:
 
 def test_the_cumulative_minimum_never_rises() -> None:
     values = [0.5, 0.7, None, 0.3, 0.4]
-    trials = [TuningTrial(number=number, value=value, parameters={"q": number}) for number, value in enumerate(values)]
-    found = tuning(trials)
+    trials = (Evaluation(number=number, value=value, parameters={"q": number}) for number, value in enumerate(values))
+    found = tuning(TuningFile(trials=tuple(trials)))
     assert found is not None
     assert (found.best.number, found.trials, found.failed) == (3, 5, 1)
     scatter, stairs = found.chart.lines
@@ -239,8 +241,8 @@ def test_the_cumulative_minimum_never_rises() -> None:
 
 
 def test_where_more_is_better_the_cumulative_maximum_never_falls() -> None:
-    trials = [TuningTrial(number=number, value=value, parameters={}) for number, value in enumerate([9.0, 7.0, 12.0])]
-    found = tuning(trials, maximized=True)
+    trials = (Evaluation(number=number, value=value, parameters={}) for number, value in enumerate([9.0, 7.0, 12.0]))
+    found = tuning(TuningFile(trials=tuple(trials), direction="maximize"))
     assert found is not None
     assert (found.best.number, found.superlative) == (2, "largest")
     assert found.chart.title == "Cumulative maximum of the objective"
@@ -250,11 +252,11 @@ def test_where_more_is_better_the_cumulative_maximum_never_falls() -> None:
 
 def test_trials_ended_early_are_told_from_those_that_failed() -> None:
     states = [("completed", 0.5), ("pruned", None), ("pruned", None), ("diverged", None)]
-    trials = [
-        TuningTrial(number=number, value=value, parameters={}, state=state)
+    trials = tuple(
+        Evaluation(number=number, value=value, parameters={}, state=state)
         for number, (state, value) in enumerate(states)
-    ]
-    found = tuning(trials, importance={"conv": 0.2, "linear": 0.8, "odd": -3.0})
+    )
+    found = tuning(TuningFile(trials=trials, importance={"conv": 0.2, "linear": 0.8, "odd": -3.0}))
     assert found is not None
     assert (found.trials, found.pruned, found.failed) == (4, 2, 1)
     assert found.importance == (("linear", 0.8, 80.0), ("conv", 0.2, 20.0), ("odd", -3.0, 0.0))
@@ -262,7 +264,8 @@ def test_trials_ended_early_are_told_from_those_that_failed() -> None:
 
 @pytest.mark.parametrize("values", [[], [None]])
 def test_without_a_value_there_is_no_history_of_tuning(values: list[float | None]) -> None:
-    assert tuning([TuningTrial(number=0, value=value, parameters={}) for value in values]) is None
+    trials = tuple(Evaluation(number=0, value=value, parameters={}) for value in values)
+    assert tuning(TuningFile(trials=trials)) is None
 
 
 def test_positions_are_finite_for_a_single_point() -> None:

@@ -70,7 +70,7 @@ def test_a_row_leads_to_the_command_that_repeats_it(opened: Browser, read: Audit
     find(opened, "#trials tbody a").click()
     details = find(opened, "#trial-0")
     assert details.get_property("open") is True
-    assert f"undelta audit trial-{read.entries[0].key}.toml" in find(details, "pre").text
+    assert f"undelta audit trial-{read.records[0].key}.toml" in find(details, "pre").text
 
 
 # Pictures
@@ -80,17 +80,17 @@ def test_arrow_keys_move_the_slider_through_the_iterates(opened: Browser, read: 
     grid = find(opened, ".grid")
     slider, tile = find(grid, "input[type=range]"), find(grid, "[data-row] .tile svg")
     state = find(grid, "[data-row]").find_element("xpath", "preceding-sibling::p[1]/span")
-    entry = read.entries[0]
-    assert state.text.startswith(f"result after {entry.iterations} iterations: PSNR {entry.metrics['psnr']:.2f} dB")
+    record = read.records[0]
+    assert state.text.startswith(f"result after {record.iterations} iterations: PSNR {record.psnr:.2f} dB")
     seen = {attribute(tile, "viewBox") + attribute(find(tile, "use"), "href"): tile.screenshot_as_png}
     slider.send_keys(Keys.ARROW_LEFT)
-    last = entry.psnrs[-1]
+    last = record.curve[-1]
     assert find(grid, "output").text == f"iteration {last.iteration}"
-    assert state.text == f"iteration {last.iteration}: PSNR {last.value:.2f} dB"
+    assert state.text == f"iteration {last.iteration}: PSNR {last.psnr:.2f} dB"
     seen[attribute(tile, "viewBox") + attribute(find(tile, "use"), "href")] = tile.screenshot_as_png
     slider.send_keys(Keys.HOME)
-    first = entry.psnrs[0]
-    assert state.text == f"iteration 0: PSNR {first.value:.2f} dB"
+    first = record.curve[0]
+    assert state.text == f"iteration 0: PSNR {first.psnr:.2f} dB"
     seen[attribute(tile, "viewBox") + attribute(find(tile, "use"), "href")] = tile.screenshot_as_png
     result, nearly, noise = seen.values()
     assert len(seen) == 3  # three places of the sheets; the last iterate may look like the result ...
@@ -142,12 +142,12 @@ def test_metrics_of_an_image_appear_on_hover_and_on_focus(opened: Browser, read:
     run(opened, "arguments[0].scrollIntoView({ block: 'center' })", tiles[0])
     let_it_scroll(opened)
     ActionChains(opened).move_to_element(tiles[0]).perform()
-    assert f"PSNR {read.entries[0].images[0]['psnr']:.2f} dB" in tip.text
+    assert f"PSNR {read.records[0].images[0].psnr:.2f} dB" in tip.text
     ActionChains(opened).move_to_element(find(opened, "h1")).perform()
     run(opened, "arguments[0].focus()", tiles[0])
     focused(opened).send_keys(Keys.TAB)
     assert tip.is_displayed()
-    assert f"PSNR {read.entries[0].images[1]['psnr']:.2f} dB" in tip.text
+    assert f"PSNR {read.records[0].images[1].psnr:.2f} dB" in tip.text
 
 
 def test_a_click_enlarges_and_escape_closes(opened: Browser) -> None:
@@ -203,10 +203,12 @@ def test_arrow_keys_read_a_chart_aloud(opened: Browser, read: Audit) -> None:
     run(opened, "arguments[0].focus()", drawn)
     let_it_scroll(opened)  # which focus makes it do
     ActionChains(opened).send_keys(Keys.ARROW_RIGHT).perform()
-    first = read.entries[0].mismatches[0]
-    assert f"awa: seed 0, iteration 0, {first.seconds:.1f} s: mismatch {first.value:.4g}" == find(opened, "#tip").text
+    first = read.records[0].history[0]
+    assert (
+        f"awa: seed 0, iteration 0, {first.seconds:.1f} s: mismatch {first.mismatch:.4g}" == find(opened, "#tip").text
+    )
     ActionChains(opened).send_keys(Keys.ARROW_RIGHT).perform()
-    assert f"iteration {read.entries[0].mismatches[1].iteration}," in find(opened, "#tip").text
+    assert f"iteration {read.records[0].history[1].iteration}," in find(opened, "#tip").text
 
 
 def test_pointing_at_a_mark_says_its_value(opened: Browser) -> None:

@@ -54,8 +54,8 @@ def test_it_asks_for_nothing_but_itself(browser: Browser, written: Path) -> None
     find(browser, ".grid input[type=range]").send_keys(Keys.HOME)
     find(browser, ".tile").click()
     messages = [
-        json.loads(entry["message"])["message"]
-        for entry in browser.get_log("performance")  # type: ignore[no-untyped-call]
+        json.loads(record["message"])["message"]
+        for record in browser.get_log("performance")  # type: ignore[no-untyped-call]
     ]
     asked = [
         message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"

@@ -109,8 +109,8 @@ def test_every_trial_is_a_row_and_can_be_repeated(page: Page, audit: AuditCopy) 
     ids = {found["id"] for _, found in page.elements if "id" in found}
     for number in range(TRIALS):
         assert f"trial-{number}" in ids
-    for entry in read_audit(audit.path).entries:
-        assert f"undelta audit trial-{entry.key}.toml" in page.source
+    for record in read_audit(audit.path).records:
+        assert f"undelta audit trial-{record.key}.toml" in page.source
     assert page.source.count("not applicable</span>") >= 8
     assert f"{TRIALS} of {TRIALS} trials" in page.source
 
@@ -196,9 +196,12 @@ def test_no_name_becomes_markup(audit: AuditCopy) -> None:
         audit.change(path, error=HOSTILE, status=HOSTILE, layer_weights=weights, versions={HOSTILE: HOSTILE})
         audit.change(path, defense=HOSTILE, scenario={**scenario, HOSTILE: HOSTILE}, date=HOSTILE)
     (audit.path / "audit.toml").write_text(f"name = {json.dumps(HOSTILE)}\n# {HOSTILE}\n", encoding="utf-8")
-    verdict = dict.fromkeys(("scenario", "defense", "level", "text"), HOSTILE)
+    (audit.path / "run.json").write_text(
+        json.dumps({**json.loads((audit.path / "run.json").read_text()), "title": HOSTILE}), encoding="utf-8"
+    )
+    verdict = dict.fromkeys(("scenario", "defense", "text"), HOSTILE)
     (audit.path / "verdict.json").write_text(json.dumps([verdict]))
-    tuning = {"number": 0, "value": 1.0, "parameters": {HOSTILE: HOSTILE}}
+    tuning = {"number": 0, "value": 1.0, "parameters": {HOSTILE: 1.0}}
     (audit.path / "tuning.json").write_text(json.dumps({"trials": [tuning], "importance": {HOSTILE: 1.0}}))
     page = Page(write_report(audit.path))
     assert len(page.of("script")) == 2
@@ -249,7 +252,8 @@ def test_a_page_of_fifty_trials_of_noise_stays_below_five_megabytes(audit: Audit
             {"iteration": 10 * step, "seconds": step / 7, "mismatch": 1 / (step + 1 + number / 99), "loss": 1.0}
             for step in range(500)
         ]
-        audit.change(folder / "record.json", seed=number, history=history, images=16 * record["images"][:1])
+        changes = {"key": folder.name, "seed": number, "history": history, "images": 16 * record["images"][:1]}
+        audit.change(folder / "record.json", **changes)
         generator = torch.Generator().manual_seed(number)
         tensors = {
             name: torch.randint(0, 256, (*frames, *shape), dtype=torch.uint8, generator=generator)
@@ -257,6 +261,8 @@ def test_a_page_of_fifty_trials_of_noise_stays_below_five_megabytes(audit: Audit
         }
         tensors["iterations"] = torch.arange(8)
         write_tensors(folder / "pictures.safetensors", tensors, {"format": FORMAT, "kind": "pictures"})
+    keys = [f"{number:016x}" for number in range(50)]
+    (many.path / "run.json").write_text(json.dumps({"title": "many", "keys": keys}))
     assert write_report(many.path).stat().st_size < 5_000_000
 
 
@@ -317,4 +323,4 @@ def test_a_directory_without_results_is_one_clear_line(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
-    assert "trials/" in printed.err
+    assert "run.json" in printed.err

@@ -56,13 +56,12 @@ def shell(text: str, directory: Path) -> None:
 
 def test_pasting_the_command_gives_the_same_trial_with_the_same_pictures(finished: Path, tmp_path: Path) -> None:
     audit = read_audit(finished)
-    entry = next(entry for entry in audit.entries if entry.scored and entry.defense != "none")
-    shell(command(entry, audit), tmp_path)
-    folder = tmp_path / f"trial-{entry.key}" / "trials" / entry.key
-    record = json.loads((folder / "record.json").read_text())
-    assert {key: record[key] for key in entry.metrics} == entry.metrics
-    assert entry.pictures is not None
-    tensors = read_tensors(entry.pictures, kind="pictures", error=DataError)[0]
+    record = next(record for record in audit.records if record.scored and record.defense != "none")
+    shell(command(record, audit), tmp_path)
+    folder = tmp_path / f"trial-{record.key}" / "trials" / record.key
+    repeated = json.loads((folder / "record.json").read_text())
+    assert (repeated["psnr"], repeated["ssim"], repeated["mismatch"]) == (record.psnr, record.ssim, record.mismatch)
+    tensors = read_tensors(audit.pictures[record.key], kind="pictures", error=DataError)[0]
     again = read_tensors(folder / "pictures.safetensors", kind="pictures", error=DataError)[0]
     assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
 
@@ -74,17 +73,17 @@ def test_a_scored_run_is_repeated_with_the_two_seeds_it_had(tmp_path: Path) -> N
     attack_job(seen, attack="ig", arguments={"steps": 2}, out=run, seed=1)
     score_job(run, truth_path=truth)
     audit = read_audit(run)
-    shell(command(audit.entries[0], audit), tmp_path)
-    (again,) = read_audit(tmp_path / "repeated").entries
-    assert again.metrics == audit.entries[0].metrics
-    assert again.observation == audit.entries[0].observation
+    shell(command(audit.records[0], audit), tmp_path)
+    (again,) = read_audit(tmp_path / "repeated").records
+    assert (again.psnr, again.ssim) == (audit.records[0].psnr, audit.records[0].ssim)
+    assert again.observation == audit.records[0].observation
 
 
 def test_an_update_of_unknown_origin_is_attacked_again_with_the_same_settings(finished: Path) -> None:
     audit = read_audit(finished)
-    scenario = {**audit.entries[0].scenario, "data": None, "model": "my.models:net"}
-    entry = replace(audit.entries[0], scenario=scenario, arguments={"steps": 3, "labels": "it's", "q": {"conv": 1.5}})
-    assert command(entry, replace(audit, configuration=None)) == (
+    scenario = {**audit.records[0].scenario, "data": None, "model": "my.models:net"}
+    record = replace(audit.records[0], scenario=scenario, arguments={"steps": 3, "labels": "it's", "q": {"conv": 1.5}})
+    assert command(record, replace(audit, configuration=None)) == (
         "undelta attack OBSERVATION --attack awa --seed 0 --set steps=3 --set 'labels=\"it'\"'\"'s\"' "
         "--set 'q={ conv = 1.5 }' --model my.models:net --out repeated\n"
     )
@@ -93,8 +92,8 @@ def test_an_update_of_unknown_origin_is_attacked_again_with_the_same_settings(fi
 @pytest.mark.parametrize("name", ["END\nrm -rf x\n", "$(touch x)", "`touch x`", "'; touch x; '"])
 def test_no_name_can_smuggle_a_command_into_the_shell(finished: Path, tmp_path: Path, name: str) -> None:
     audit = read_audit(finished)
-    entry = replace(audit.entries[0], name=name, key=f"k{name}", attack=name)
-    text = command(entry, audit).replace("undelta audit", "true")
+    record = replace(audit.records[0], name=name, key=f"k{name}", attack=name)
+    text = command(record, audit).replace("undelta audit", "true")
     shell(text, tmp_path)
     (file,) = tmp_path.iterdir()  # the configuration and nothing else
     assert tomllib.loads(file.read_text())["name"] == name

@@ -157,8 +157,8 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 
 def test_grids_hold_one_batch_and_the_attacks_on_it(finished: Path) -> None:
     audit = read_audit(finished)
-    labels = attack_labels(audit.entries)
-    grids, sheets = make_grids(audit.entries, labels)
+    labels = attack_labels(audit.records)
+    grids, sheets = make_grids(audit.records, audit.pictures, labels)
     assert [len(of_group) for of_group in grids.values()] == [2, 2, 2, 2]
     grid = grids["epochs=1", "none"][0]
     assert [row.label for row in grid.rows] == ["awa", "ig"]
@@ -166,18 +166,18 @@ def test_grids_hold_one_batch_and_the_attacks_on_it(finished: Path) -> None:
     # One set of originals per seed, whatever the scenario: they were drawn from the same source.
     assert len({of_seed.originals.id for of_group in grids.values() for of_seed in of_group}) == 2
     row = grid.rows[0]
-    entry = row.entry
+    record = row.record
     assert row.tips[1].startswith("Image 2, class ")
-    assert f"PSNR {entry.images[1]['psnr']:.2f} dB, SSIM {entry.images[1]['ssim']:.3f}, LPIPS " in row.tips[1]
-    assert row.frames == tuple((point.iteration, point.value) for point in entry.psnrs)
-    assert grid.positions[-1] == entry.iterations == 25
+    assert f"PSNR {record.images[1].psnr:.2f} dB, SSIM {record.images[1].ssim:.3f}, LPIPS " in row.tips[1]
+    assert row.frames == tuple((point.iteration, point.psnr) for point in record.curve)
+    assert grid.positions[-1] == record.iterations == 25
     assert set(grid.positions) >= {iteration for iteration, _ in row.frames}
     assert row.final.id in sheets.all
 
 
 def test_tiles_are_whole_multiples_of_small_pictures(finished: Path) -> None:
     audit = read_audit(finished)
-    grids, _ = make_grids(audit.entries, attack_labels(audit.entries))
+    grids, _ = make_grids(audit.records, audit.pictures, attack_labels(audit.records))
     grid = grids["epochs=1", "none"][0]
     assert grid.native == (12, 12)
     assert grid.pixelated
@@ -186,16 +186,16 @@ def test_tiles_are_whole_multiples_of_small_pictures(finished: Path) -> None:
 
 def test_the_exhibit_is_the_closest_picture_of_all(finished: Path) -> None:
     audit = read_audit(finished)
-    grids, _ = make_grids(audit.entries, attack_labels(audit.entries))
+    grids, _ = make_grids(audit.records, audit.pictures, attack_labels(audit.records))
     found = exhibit(grids["epochs=1", "none"])
     assert found is not None
     best = max(
-        image["ssim"] or -1.0
-        for entry in audit.entries
-        if entry.group == ("epochs=1", "none")
-        for image in entry.images
+        image.ssim or -1.0
+        for record in audit.records
+        if record.group == ("epochs=1", "none")
+        for image in record.images
     )
-    assert found.row.entry.images[found.index]["ssim"] == best
+    assert found.row.record.images[found.index].ssim == best
     assert exhibit([]) is None
 
 
@@ -204,6 +204,6 @@ def test_images_beyond_the_first_sixteen_are_counted_not_shown(audit: AuditCopy)
     many = {"originals": noise(20, 3, 8, 8), "reconstruction": noise(20, 3, 8, 8), "iterates": noise(2, 20, 3, 8, 8)}
     write_tensors(path, {**many, "iterations": torch.tensor([0, 9])}, {"format": FORMAT, "kind": "pictures"})
     read = read_audit(audit.path)
-    grids, _ = make_grids(read.entries, attack_labels(read.entries))
+    grids, _ = make_grids(read.records, read.pictures, attack_labels(read.records))
     grid = next(grid for of_group in grids.values() for grid in of_group if grid.total == 20)
     assert (grid.shown, len(grid.rows[0].tips)) == (MOST_IMAGES, MOST_IMAGES)

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from undelta.audit.record import Record
 from undelta.report.exports import csv_table, latex, markdown
-from undelta.report.read import Audit, Entry
+from undelta.report.read import Audit
 from undelta.report.tables import AVERAGED, MEASURES, attack_labels, mean_of, settings
 from undelta.report.words import numbers, verdicts
 
@@ -20,14 +21,16 @@ MEASURE = {measure.key: measure for measure in MEASURES}
 
 
 def renamed(audit: Audit, name: str) -> Audit:
-    return replace(audit, title=name, entries=tuple(replace(entry, name=name) for entry in audit.entries), verdicts=())
+    return replace(
+        audit, title=name, records=tuple(replace(record, name=name) for record in audit.records), verdicts=()
+    )
 
 
 def exported(audit: Audit) -> dict[str, str]:
-    labels = attack_labels(audit.entries)
-    means = settings(audit.entries, labels)
+    labels = attack_labels(audit.records)
+    means = settings(audit.records, labels)
     return {
-        "csv": csv_table(audit.entries, labels),
+        "csv": csv_table(audit.records, labels),
         "md": markdown(audit, verdicts(audit, labels), means, labels, "today"),
         "tex": latex(audit, means),
     }
@@ -37,18 +40,18 @@ def exported(audit: Audit) -> dict[str, str]:
 
 
 def test_means_are_over_the_seeds_of_one_scenario_defense_and_attack(read: Audit) -> None:
-    found = settings(read.entries, attack_labels(read.entries))
+    found = settings(read.records, attack_labels(read.records))
     assert len(found) == 12
     first = found[0]
-    trials = [entry for entry in read.entries if entry.group == ("epochs=1", "none") and entry.attack == "awa"]
-    values = [entry.metrics["psnr"] or 0.0 for entry in trials]
+    trials = [record for record in read.records if record.group == ("epochs=1", "none") and record.attack == "awa"]
+    values = [record.psnr or 0.0 for record in trials]
     assert (first.name, first.defense, first.attack, first.seeds) == ("epochs=1", "none", "awa", (0, 1))
     assert first.means["psnr"].mean == pytest.approx(statistics.fmean(values))
     assert first.means["psnr"].spread == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
 
 
 def test_what_was_never_measured_has_no_mean(read: Audit) -> None:
-    found = settings(read.entries, attack_labels(read.entries))
+    found = settings(read.records, attack_labels(read.records))
     analytic = next(setting for setting in found if setting.attack == "analytic")
     assert (analytic.seeds, analytic.trials) == ((), 2)
     assert all(analytic.means[measure.key].mean is None for measure in AVERAGED)
@@ -70,36 +73,36 @@ def test_one_seed_has_no_spread() -> None:
 
 
 def test_one_attack_with_several_settings_is_told_apart_by_them(read: Audit) -> None:
-    one, two, *_ = read.entries
-    entries = [replace(one, arguments={"steps": 25, "form": "linear"}), replace(two, arguments={"steps": 25})]
-    labels = attack_labels(entries)
-    assert [labels[entry.key] for entry in entries] == ["awa (form=linear)", "awa"]
-    assert set(attack_labels(read.entries).values()) == {"awa", "ig", "analytic"}
+    one, two, *_ = read.records
+    records = [replace(one, arguments={"steps": 25, "form": "linear"}), replace(two, arguments={"steps": 25})]
+    labels = attack_labels(records)
+    assert [labels[record.key] for record in records] == ["awa (form=linear)", "awa"]
+    assert set(attack_labels(read.records).values()) == {"awa", "ig", "analytic"}
 
 
 # Words
 
 
 def test_numbers_stand_alone_where_there_is_no_verdict(read: Audit) -> None:
-    labels = attack_labels(read.entries)
-    trials = [entry for entry in read.entries if entry.group == ("epochs=1", "none")]
-    closest = max((entry for entry in trials if entry.scored), key=lambda entry: entry.metrics["ssim"] or 0)
+    labels = attack_labels(read.records)
+    trials = [record for record in read.records if record.group == ("epochs=1", "none")]
+    closest = max((record for record in trials if record.scored), key=lambda record: record.ssim or 0)
     text = numbers(trials, labels)
     assert f"{closest.attack} (seed {closest.seed}, {closest.iterations} iterations)" in text
-    assert f"mean PSNR {closest.metrics['psnr']:.2f} dB, mean SSIM {closest.metrics['ssim']:.3f} over 3 images" in text
+    assert f"mean PSNR {closest.psnr:.2f} dB, mean SSIM {closest.ssim:.3f} over 3 images" in text
     assert "4 of 6 trials were scored" in text
 
 
 def test_nothing_is_said_where_nothing_was_measured(read: Audit) -> None:
-    unscored = [entry for entry in read.entries if not entry.scored]
+    unscored = [record for record in read.records if not record.scored]
     assert numbers(unscored, attack_labels(unscored)).startswith("Nothing was measured")
 
 
 def test_the_audits_own_verdict_comes_first_and_none_is_lost(read: Audit) -> None:
-    labels = attack_labels(read.entries)
+    labels = attack_labels(read.records)
     assert [verdict.text for verdict in verdicts(read, labels)] == [verdict.text for verdict in read.verdicts]
     # A scenario that equals another one has a verdict, but no trials.
-    fewer = replace(read, entries=tuple(entry for entry in read.entries if entry.name == "epochs=1"))
+    fewer = replace(read, records=tuple(record for record in read.records if record.name == "epochs=1"))
     assert {(verdict.scenario, verdict.defense) for verdict in verdicts(fewer, labels)} == {
         (verdict.scenario, verdict.defense) for verdict in read.verdicts
     }
@@ -110,14 +113,14 @@ def test_the_audits_own_verdict_comes_first_and_none_is_lost(read: Audit) -> Non
 
 def test_csv_holds_every_trial_in_full_precision(read: Audit) -> None:
     rows = list(csv.DictReader(io.StringIO(exported(read)["csv"])))
-    assert [row["key"] for row in rows] == [entry.key for entry in read.entries]
-    for row, entry in zip(rows, read.entries, strict=True):
-        psnr = entry.metrics["psnr"]
+    assert [row["key"] for row in rows] == [record.key for record in read.records]
+    for row, record in zip(rows, read.records, strict=True):
+        psnr = record.psnr
         assert row["psnr"] == ("" if psnr is None else repr(psnr))
-        assert row["scenario.epochs"] == str(entry.scenario["epochs"])
+        assert row["scenario.epochs"] == str(record.scenario["epochs"])
         assert row["scenario.model_arguments.width"] == "2"
-        assert row["status"] == entry.status
-        assert (row["error"] != "") == (entry.status == "not applicable")
+        assert row["status"] == record.status
+        assert (row["error"] != "") == (record.status == "not applicable")
 
 
 def test_a_name_is_never_a_formula_of_a_spreadsheet(read: Audit) -> None:
@@ -126,9 +129,9 @@ def test_a_name_is_never_a_formula_of_a_spreadsheet(read: Audit) -> None:
 
 
 def test_negative_numbers_of_a_csv_stay_numbers(read: Audit) -> None:
-    entry = next(entry for entry in read.entries if entry.scored)
-    changed = replace(entry, metrics={**entry.metrics, "ssim": -0.25})
-    rows = list(csv.DictReader(io.StringIO(csv_table([changed], {entry.key: "awa"}))))
+    record = next(record for record in read.records if record.scored)
+    changed = replace(record, ssim=-0.25)
+    rows = list(csv.DictReader(io.StringIO(csv_table([changed], {record.key: "awa"}))))
     assert rows[0]["ssim"] == "-0.25"
 
 
@@ -141,7 +144,7 @@ def test_markdown_tables_are_whole_whatever_the_names(read: Audit) -> None:
         lines = [line for line in exported(audit)["md"].splitlines() if line.startswith("|")]
         wide, narrow = 5 + len(MEASURES), 4 + len(AVERAGED)
         assert [cells(line) for line in lines[:26]] == [wide] * 26
-        means = len(settings(audit.entries, attack_labels(audit.entries)))
+        means = len(settings(audit.records, attack_labels(audit.records)))
         assert [cells(line) for line in lines[26:]] == [narrow] * (2 + means)
 
 
@@ -152,7 +155,7 @@ def test_markdown_lets_no_markup_through(read: Audit) -> None:
 
 
 def test_markdown_says_why_a_trial_has_no_numbers(read: Audit) -> None:
-    reasons = {entry.error for entry in read.entries if entry.error}
+    reasons = {record.error for record in read.records if record.error}
     assert len(reasons) == 1
     text = exported(read)["md"]
     assert text.count("not applicable: the closed form needs") == 8
@@ -176,6 +179,6 @@ def test_latex_takes_no_command_from_a_name(read: Audit) -> None:
 
 
 def test_an_undefended_audit_has_no_column_for_defenses(read: Audit) -> None:
-    undefended: tuple[Entry, ...] = tuple(entry for entry in read.entries if entry.defense == "none")
+    undefended: tuple[Record, ...] = tuple(record for record in read.records if record.defense == "none")
     assert "Defense" in exported(read)["tex"]
-    assert "Defense" not in exported(replace(read, entries=undefended))["tex"]
+    assert "Defense" not in exported(replace(read, records=undefended))["tex"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from undelta.audit.tradeoff import Point, Tradeoff, compare
+from undelta.audit.tradeoff import Point, Tradeoff, compare, read_tradeoff
 from undelta.errors import DataError
 from undelta.report import write_report
 from undelta.report.charts import Series, chart
-from undelta.report.tradeoff import read_tradeoff, tradeoff_chart
+from undelta.report.tradeoff import rows, tradeoff_chart
 
 from .audits import AuditCopy
 from .browsing import Browser, find, find_all
@@ -55,36 +55,40 @@ def write(path: Path, values: Any) -> Path:
 
 
 def test_a_directory_without_one_has_none(tmp_path: Path) -> None:
-    assert read_tradeoff(tmp_path / "defend.json") is None
+    assert read_tradeoff(tmp_path) is None
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
-    read = read_tradeoff(write(tmp_path / "defend.json", tradeoff().as_json()))
-    assert read is not None
-    assert [one.defense for one in read.points] == ["none", "<b>clipping</b>", "private", "unmeasured", "pure noise"]
-    assert [one.standing for one in read.points] == ["Pareto front", "", "Pareto front, noise level", "", "reference"]
-    assert [text for _, text in read.points[2].cells] == ["30.0%", "9.50", "31.50", "n/a", "50%", "7.99", "31"]
-    assert [text for _, text in read.points[3].cells][:2] == ["n/a", "n/a"]
-    assert (read.rounds, read.test_images, read.seeds, read.notes) == (5, 120, 2, ("left out: x",))
+    write(tmp_path / "defend.json", tradeoff().as_json())
+    read = read_tradeoff(tmp_path)
+    assert read == tradeoff()
+    shown = rows(read)
+    assert [one.point.defense for one in shown] == ["none", "<b>clipping</b>", "private", "unmeasured", "pure noise"]
+    assert [one.standing for one in shown] == ["Pareto front", "", "Pareto front, noise level", "", "reference"]
+    assert [text for _, text in shown[2].cells] == ["30.0%", "9.50", "31.50", "n/a", "50%", "7.99", "31"]
+    assert [text for _, text in shown[3].cells][:2] == ["n/a", "n/a"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, "schema 1"),
+        ({"schema": 2}, "schema: unknown value '2'"),
         ({"rounds": "5"}, "rounds: expected a whole number"),
-        ({"points": [{"defense": 3}]}, "defense: expected a text"),
-        ({"points": [{"defense": "a", "pareto": "yes"}]}, "pareto: expected true, false or null"),
-        ({"reference": None}, "defense: expected a text"),
+        ({"points": [{**vars(point("a", 1.0, 0.5)), "defense": 3}]}, "defense: expected a text"),
+        ({"points": [{**vars(point("a", 1.0, 0.5)), "pareto": "yes"}]}, "pareto: expected true or false"),
+        ({"points": [{"defense": "a"}]}, "missing psnr"),
+        ({"reference": None}, "reference: expected a table"),
     ],
 )
 def test_a_damaged_one_is_a_line_that_names_the_file(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    write(tmp_path / "defend.json", {**tradeoff().as_json(), **change})
     with pytest.raises(DataError, match=rf"defend\.json: .*{message}"):
-        read_tradeoff(write(tmp_path / "defend.json", {**tradeoff().as_json(), **change}))
+        read_tradeoff(tmp_path)
 
 
 def test_the_chart_has_the_front_as_a_line_and_names_points_by_number(tmp_path: Path) -> None:
-    read = read_tradeoff(write(tmp_path / "defend.json", tradeoff().as_json()))
+    write(tmp_path / "defend.json", tradeoff().as_json())
+    read = read_tradeoff(tmp_path)
     assert read is not None
     drawn = tradeoff_chart(read)
     assert drawn is not None
@@ -100,7 +104,8 @@ def test_the_chart_has_the_front_as_a_line_and_names_points_by_number(tmp_path: 
 
 def test_without_any_accuracy_there_is_a_table_and_no_chart(tmp_path: Path) -> None:
     alone = tradeoff(points=(point("none", 25.0, None),), reference=point("pure noise", 9.0, None))
-    read = read_tradeoff(write(tmp_path / "defend.json", alone.as_json()))
+    write(tmp_path / "defend.json", alone.as_json())
+    read = read_tradeoff(tmp_path)
     assert read is not None
     assert tradeoff_chart(read) is None
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
-from undelta.report.read import Entry, TuningTrial
+from undelta.audit.record import Record
+from undelta.audit.tuning_file import Evaluation
+from undelta.evaluation.score import ImageScore
 from undelta.reproduce.claims import Claim, claims_of
 from undelta.reproduce.reproductions import (
     ABLATION,
@@ -31,34 +34,28 @@ Quality = Callable[[Cell, int], tuple[float, float, float] | None]
 """PSNR, SSIM and LPIPS of a cell's trial with a seed; None fails it."""
 
 
-def entry(cell: Cell, place: int, figures: tuple[float, float, float] | None) -> Entry:
+def record(cell: Cell, place: int, figures: tuple[float, float, float] | None) -> Record:
     trial = cell.trials[place]
-    metrics: dict[str, float | None] = dict.fromkeys(("psnr", "ssim", "lpips", "mse", "fraction_recovered"))
-    if figures:
-        metrics |= dict(zip(("psnr", "ssim", "lpips"), figures, strict=True))
-    return Entry(
-        key=trial.key,
-        name=trial.name,
-        defense="none",
-        scenario={},
-        attack=trial.attack,
-        arguments=dict(trial.arguments),
-        seed=trial.seed,
-        status="completed" if figures else "failed",
-        error=None if figures else "RuntimeError: too bad",
-        metrics=metrics,
+    if not figures:
+        return trial.unmeasured("failed", "RuntimeError: too bad")
+    psnr, ssim, lpips = figures
+    return replace(
+        trial.unmeasured("completed"),
+        psnr=psnr,
+        ssim=ssim,
+        lpips=lpips,
         iterations=10,
         seconds={"awa": 1.0, "idlg_fedavg": 8.0}.get(trial.attack, 2.0),
-        images=({"ssim": figures[1]},) if figures else (),
+        images=(ImageScore(label=0, mse=None, psnr=None, ssim=ssim, lpips=None),),
     )
 
 
 def results(reproduction: Reproduction, quality: Quality, seeds: tuple[int, ...] = SEEDS) -> Results:
     cells = cells_of(reproduction, SMOKE, data="faces", seeds=seeds, tuned=Q)
-    entries = [
-        entry(cell, place, quality(cell, seed)) for cell in cells if cell.trials for place, seed in enumerate(seeds)
+    records = [
+        record(cell, place, quality(cell, seed)) for cell in cells if cell.trials for place, seed in enumerate(seeds)
     ]
-    return gather(cells, entries)
+    return gather(cells, records)
 
 
 def by_method(values: Mapping[str, float]) -> Quality:
@@ -71,7 +68,7 @@ def by_method(values: Mapping[str, float]) -> Quality:
     return quality
 
 
-def claims(reproduction: Reproduction, quality: Quality, tuning: tuple[TuningTrial, ...] = ()) -> tuple[Claim, ...]:
+def claims(reproduction: Reproduction, quality: Quality, tuning: tuple[Evaluation, ...] = ()) -> tuple[Claim, ...]:
     return tuple(claims_of(reproduction, results(reproduction, quality), tuning))
 
 
@@ -100,7 +97,7 @@ def test_an_advantage_is_paired_by_seed_and_knows_its_spread() -> None:
     beyond = advantage(noisy.at(row, "AWA"), noisy.at(row, "linear weights"), "psnr")
     assert beyond is not None
     assert beyond.sign == 1
-    assert advantage(noisy.at(row, "AWA"), Measured(cell=noisy.at(row, "AWA").cell, entries=()), "psnr") is None
+    assert advantage(noisy.at(row, "AWA"), Measured(cell=noisy.at(row, "AWA").cell, records=()), "psnr") is None
 
 
 def test_the_order_of_methods_holds_if_it_is_the_papers() -> None:
@@ -237,8 +234,8 @@ def test_images_recognized_at_one_stage_alone_are_a_part() -> None:
     assert one.outcome == "holds in part"
 
 
-def tuning_trials(*values: float | None) -> tuple[TuningTrial, ...]:
-    return tuple(TuningTrial(number=number, value=value, parameters={}) for number, value in enumerate(values))
+def tuning_trials(*values: float | None) -> tuple[Evaluation, ...]:
+    return tuple(Evaluation(number=number, value=value, parameters={}) for number, value in enumerate(values))
 
 
 def test_tuning_helps_if_later_trials_are_better_than_the_random_ones() -> None:

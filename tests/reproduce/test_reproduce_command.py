@@ -18,8 +18,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from undelta.attacker.weights import PAPER_Q
+from undelta.audit.claims import Claims
 from undelta.audit.config import load_scenario
 from undelta.audit.plan import Plan
+from undelta.audit.record import as_json
+from undelta.audit.store import Store
 from undelta.cli import app, main
 from undelta.errors import ConfigError, UndeltaError
 from undelta.report import write_report
@@ -33,7 +36,7 @@ from undelta.tuning import jobs
 from undelta.tuning.plan import PLAN
 from undelta.tuning.study import JOURNAL
 
-CLOCK = ("seconds", "seconds_per_iteration", "peak_memory_mb", "date")
+CLOCK = ("seconds", "peak_memory_mb", "date")
 
 
 @pytest.fixture(autouse=True)
@@ -159,17 +162,15 @@ def plan() -> Plan:
 @pytest.fixture
 def half_done(plan: Plan, smoke: Path, tmp_path: Path) -> Path:
     """The ablation with two seeds: seed 0 as it ran, of seed 1 one trial failed, and the others are not there yet."""
-    (tmp_path / "audit.toml").write_text(plan.text)
+    store = Store(tmp_path)
+    store.prepare(plan.text, plan.trials, Claims(worker="test"))
     done = records(smoke)
     for number, trial in enumerate(plan.trials):
-        folder = tmp_path / "trials" / trial.key
-        folder.mkdir(parents=True)
-        (folder / "trial.json").write_text(json.dumps(trial.as_json()))
+        folder = store.folder(trial.key)
         if trial.seed == 0:
             (folder / "record.json").write_text(json.dumps(done[trial.key]))
         elif number == 1:
-            record = {**trial.as_json(), "status": "failed", "error": "RuntimeError: it | broke", "key": trial.key}
-            (folder / "record.json").write_text(json.dumps(record))
+            (folder / "record.json").write_bytes(as_json(trial.unmeasured("failed", "RuntimeError: it | broke")))
     return tmp_path
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from undelta.attacker.matching import Watch
 from undelta.tuning.box import PAPER, Box
-from undelta.tuning.objective import Direction, OpenJournal, Report
+from undelta.tuning.objective import Direction, OpenRun, Report
 from undelta.tuning.study import Slots
 
 SIDES: Box = tuple(side for side in PAPER if side.name in ("conv", "linear", "p_mean"))
@@ -22,7 +21,7 @@ class Bowl:
     def __init__(self) -> None:
         self.seen: list[dict[str, float]] = []
 
-    def __call__(self, settings: Mapping[str, Any], *, report: Report, journal: OpenJournal, watch: Watch) -> float:
+    def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
         point = {name: settings["q"][name] for name in OPTIMUM}
         self.seen.append(point)
         widths = {side.name: side.high - side.low for side in SIDES}

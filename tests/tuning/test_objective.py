@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from undelta.attacker.attack import UNWATCHED, Run
 from undelta.attacker.attacks import awa
 from undelta.attacker.reconstruction import Moment
 from undelta.attacker.weights import Q
@@ -30,9 +31,7 @@ SETTINGS = settings_of(POINT)
 
 def value(objective: Objective, settings: dict[str, Any] = SETTINGS) -> tuple[float, dict[int, float]]:
     reports: dict[int, float] = {}
-    found = objective(
-        settings, report=reports.__setitem__, journal=lambda part, key: None, watch=lambda moment, total: None
-    )
+    found = objective(settings, report=reports.__setitem__, open_run=lambda part, key: UNWATCHED)
     return found, reports
 
 
@@ -71,8 +70,7 @@ def test_a_report_can_end_an_attack(observation: Observation) -> None:
         mismatch(observation)(
             SETTINGS,
             report=report,
-            journal=lambda part, key: None,
-            watch=lambda moment, total: watched.append(moment),
+            open_run=lambda part, key: Run(watch=lambda moment, total: watched.append(moment)),
         )
     assert [moment.iteration for moment in watched] == [0, 10]
 

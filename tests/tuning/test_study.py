@@ -14,10 +14,9 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from undelta.attacker.matching import Watch
 from undelta.audit.claims import myself
 from undelta.errors import ConfigError
-from undelta.tuning.objective import OpenJournal, Report
+from undelta.tuning.objective import OpenRun, Report
 from undelta.tuning.proposals import AGAIN, SLOT
 from undelta.tuning.study import OWNER, Running, Slots, TrialLost, open_storage
 from undelta.tuning.worker import evaluate
@@ -196,11 +195,11 @@ def test_whoever_was_given_up_goes_on_with_the_next_trial(open_slots: OpenSlots,
     slots = open_slots(total=2)
 
     class Frozen(Bowl):
-        def __call__(self, settings: Mapping[str, Any], *, report: Report, journal: OpenJournal, watch: Watch) -> float:
+        def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
             if not self.seen:  # meanwhile others take it for dead
                 (running,) = (trial for trial in slots.study.trials if trial.state == TrialState.RUNNING)
                 slots.storage.set_trial_state_values(slots._identity(running), TrialState.FAIL)
-            return super().__call__(settings, report=report, journal=journal, watch=watch)
+            return super().__call__(settings, report=report, open_run=open_run)
 
     evaluate(slots, Frozen(), tmp_path)
     assert states(slots) == {"FAIL": 1, "COMPLETE": 2}
@@ -208,7 +207,7 @@ def test_whoever_was_given_up_goes_on_with_the_next_trial(open_slots: OpenSlots,
 
 def test_an_error_gives_the_trial_back_at_once(open_slots: OpenSlots, tmp_path: Path) -> None:
     class Broken(Bowl):
-        def __call__(self, settings: Mapping[str, Any], *, report: Report, journal: OpenJournal, watch: Watch) -> float:
+        def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
             raise KeyboardInterrupt
 
     slots = open_slots(total=2)

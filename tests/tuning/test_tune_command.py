@@ -18,13 +18,14 @@ import optuna
 import pytest
 from typer.testing import CliRunner
 
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Watch
+from undelta.attacker.attack import Watch
+from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Moment
 from undelta.audit.record import read_results
 from undelta.cli import app, main
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
+from undelta.engine import Network, Room
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.recording import save_observation
@@ -92,7 +93,7 @@ def test_a_scenario_becomes_weights_that_an_attack_takes(source: Path, tmp_path:
         assert sum(found["importance"].values()) == pytest.approx(1)
     # The winner was run once more, as `undelta attack` does it.
     (record,) = read_results(out)
-    assert record["attack_arguments"] == {**found["best"]["settings"], "steps": 13}
+    assert record.arguments == {**found["best"]["settings"], "steps": 13}
     assert (out / "reconstruction.png").exists()
     # An attack with the file of weights is the same run.
     weights = tomllib.loads((out / "weights.toml").read_text())
@@ -102,9 +103,11 @@ def test_a_scenario_becomes_weights_that_an_attack_takes(source: Path, tmp_path:
     done = CliRunner().invoke(app, [*words, "--steps", "13"])
     assert done.exit_code == 0, done.output
     (again,) = read_results(run)
-    assert (again["attack"], again["mismatch"]) == ("awa", record["mismatch"])
+    assert (again.attack, again.mismatch) == ("awa", record.mismatch)
     # And the report shows the history.
-    assert read_audit(out).tuning[best["number"]].value == best["value"]
+    tuning = read_audit(out).tuning
+    assert tuning is not None
+    assert tuning.trials[best["number"]].value == best["value"]
     assert f"came from trial {best['number']}" in write_report(out).read_text()
 
 
@@ -114,7 +117,7 @@ def test_settings_win_over_weights(source: Path, tmp_path: Path) -> None:
     words = ["attack", str(out / "observation.safetensors"), "--weights", str(out / "weights.toml"), "--out", str(run)]
     done = CliRunner().invoke(app, [*words, "--steps", "2", "--set", "tv=0.25"])
     assert done.exit_code == 0, done.output
-    arguments = read_results(run)[0]["attack_arguments"]
+    arguments = read_results(run)[0].arguments
     best = content(out)["best"]["settings"]
     assert arguments == {**best, "tv": 0.25, "steps": 2}
     assert best["tv"] != 0.25
@@ -128,7 +131,7 @@ def test_the_shadow_objective_maximizes_quality(source: Path, tmp_path: Path) ->
     assert tuned.best.value == max(values)
     found = content(tmp_path / "out")
     assert (found["direction"], found["objective"]) == ("maximize", "shadow")
-    assert final_job(tuned, out=tmp_path / "out", steps=2)["status"] == "completed"
+    assert final_job(tuned, out=tmp_path / "out", steps=2).status == "completed"
     assert "The largest value" in write_report(tmp_path / "out").read_text()
 
 
@@ -174,7 +177,7 @@ def test_a_finished_tuning_is_not_run_again_and_a_longer_one_goes_on(source: Pat
     again = tune_job(source, out=out, trials=3, **options)
     assert again == first
     assert (out / "study.journal").read_bytes() == journal
-    assert final_job(again, out=out, steps=2)["date"] == final["date"]
+    assert final_job(again, out=out, steps=2).date == final.date
     longer = tune_job(source, out=out, trials=5, **options)
     assert longer.trials[:3] == first.trials
     once = tune_job(source, out=tmp_path / "once", trials=5, **options)
@@ -185,11 +188,11 @@ def test_the_last_run_is_that_of_the_best_also_where_another_was_best_before(sou
     out = tmp_path / "out"
     tuned = tune_job(source, out=out, trials=2, steps=2)
     first, second = (Tuned(plan=tuned.plan, trials=tuned.trials, best=trial) for trial in tuned.trials)
-    arguments = final_job(first, out=out, steps=2)["attack_arguments"]
-    assert final_job(second, out=out, steps=2)["attack_arguments"] != arguments
+    arguments = final_job(first, out=out, steps=2).arguments
+    assert final_job(second, out=out, steps=2).arguments != arguments
     (out / "results.json").unlink()  # killed on its way, it leaves a checkpoint
-    Journal(out / "checkpoint.pt", key="of another winner").save("restart 0", {})
-    assert final_job(first, out=out, steps=2)["attack_arguments"] == arguments
+    Checkpoint(out / "checkpoint.pt", key="of another winner").save("attack", {})
+    assert final_job(first, out=out, steps=2).arguments == arguments
     assert not (out / "checkpoint.pt").exists()
 
 
@@ -376,14 +379,23 @@ def test_an_attack_with_q_tune_is_the_papers_whole_algorithm(tmp_path: Path) -> 
     seen = tmp_path / "seen.safetensors"
     save_observation(disclose(scenario.draw(0), scenario, seed=0), seen)
     words = ["attack", str(seen), "--attack", "awa", "--set", "q=tune", "--steps", "7", "--out", str(tmp_path / "run")]
+    words += ["--memory", "0.25"]
+    limits, room_of = set[int](), Room.of
+
+    def spy(network: Network, *arguments: Any, **keywords: Any) -> Room:
+        limits.add(network.memory)
+        return room_of(network, *arguments, **keywords)
+
     monkey = {"trials": 3, "random": 2, "steps": 4}
     tune = sys.modules["undelta.cli.attacking"].tune_and_attack
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("undelta.cli.attacking.tune_and_attack", lambda *given, **named: tune(*given, **named, **monkey))
+        patch.setattr(Room, "of", spy)
         result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
+    assert limits == {2**28}, "of the trials and of the last run"
     tuned = json.loads((tmp_path / "run" / "tuning.json").read_text())
     assert len(tuned["trials"]) == 3
     (record,) = json.loads((tmp_path / "run" / "results.json").read_text())["records"]
     assert record["iterations"] == 7
-    assert record["attack_arguments"]["q"]
+    assert record["arguments"]["q"]

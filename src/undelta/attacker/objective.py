@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,9 @@ from undelta.attacker.canvas import Canvas, Pixels
 from undelta.attacker.distances import Distance, mismatch, with_cotangent
 from undelta.attacker.priors import Off, OnMoments, Prior
 from undelta.attacker.pruned import sent_entries
-from undelta.attacker.replays import NOTHING, Replay, ReplayPart
+from undelta.attacker.replays import NOTHING, Replay, ReplayPart, prepare
 from undelta.attacker.weights import Uniform, WeightsPart
-from undelta.engine import Moments
+from undelta.engine import MEMORY, Moments
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.updates import Update, layers_of, layers_within
@@ -33,37 +33,9 @@ from undelta.updates import Update, layers_of, layers_within
 log = logging.getLogger("undelta")
 
 
-class Parts(Protocol):
-    """The fields of a method that its loss depends on."""
-
-    @property
-    def replay(self) -> ReplayPart:
-        """How dummy images become a dummy update."""
-
-    @property
-    def distance(self) -> Distance:
-        """Between the dummy update and the target."""
-
-    @property
-    def weights(self) -> WeightsPart:
-        """Weights of the layers in that distance."""
-
-    @property
-    def priors(self) -> tuple[Prior, ...]:
-        """Penalties on the dummy images."""
-
-    @property
-    def canvas(self) -> Canvas:
-        """How many dummy images there are for each private one."""
-
-    @property
-    def masked(self) -> bool:
-        """Whether entries that look pruned are left out."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """Those fields alone."""
+    """The fields of a method that its loss depends on."""
 
     replay: ReplayPart
     distance: Distance = distances.cosine
@@ -71,6 +43,7 @@ class Objective:
     priors: tuple[Prior, ...] = ()
     canvas: Canvas = Pixels()
     masked: bool = False
+    """Leave entries that look pruned out of the match (see `pruned`)."""
 
 
 class Value(NamedTuple):
@@ -88,9 +61,11 @@ class Value(NamedTuple):
 class Problem:
     """An objective prepared for an observation."""
 
-    def __init__(self, parts: Parts, observation: Observation, generator: torch.Generator) -> None:
+    def __init__(
+        self, parts: Objective, observation: Observation, generator: torch.Generator, *, memory: int = MEMORY
+    ) -> None:
         self.parts = parts
-        self.replay: Replay = parts.replay(observation, generator)
+        self.replay: Replay = prepare(parts.replay, observation, generator, memory)
         prepared = [(_name(prior), prior(observation, self.replay)) for prior in parts.priors]
         self.notes = tuple(penalty.note for _, penalty in prepared if isinstance(penalty, Off))
         for note in self.notes:
@@ -157,7 +132,7 @@ def _known() -> dict[str, Any]:
 _PARTS = _known()
 
 
-def encode(parts: Parts) -> dict[str, Any] | None:
+def encode(parts: Objective) -> dict[str, Any] | None:
     """The objective as plain values; None where a part holds something else, such as a generator of images.
 
     >>> from undelta.attacker.replays import CoarseRollout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -52,6 +53,11 @@ class Reconstruction:
     """What the user should know, such as a prior that was switched off."""
     variables: dict[str, Tensor] = field(default_factory=dict, repr=False)
     """What a later phase continues from, other than images: latents, label logits."""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Orders tries by the attacker's own measure, the best one first; those that diverged come last."""
+        return self.status == "diverged", self.mismatch if math.isfinite(self.mismatch) else math.inf
 
     def to(self, device: torch.device) -> Reconstruction:
         """The same on another device; pictures on the way stay where they are."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from undelta.engine import MomentPrior, Network, Step, rollout
+from undelta.engine import MEMORY, MomentPrior, Network, Step, rollout
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
 from undelta.updates import Update, along, difference, parameters_of, scaled
@@ -114,6 +114,13 @@ class ReplayPart(Protocol):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Replay:
         """The replay."""
+
+
+def prepare(part: ReplayPart, observation: Observation, generator: torch.Generator, memory: int = MEMORY) -> Replay:
+    """The replay, which keeps no more than so many bytes in order to save time."""
+    replay = part(observation, generator)
+    replay.network.memory = memory
+    return replay
 
 
 def observed_update(observation: Observation) -> tuple[Network, Update, Update]:

@@ -97,9 +97,9 @@ Family = Literal["cnn", "vgg", "resnet", "vit"]
 
 FAMILIES: dict[Family, Q] = {
     "cnn": Q(conv=0.001, norm=1.0, linear=0.359, enhanced=9.67, p_mean=0.5, p_var=0.286),
-    "vgg": Q(conv=0.1, norm=1.0, linear=0.1, enhanced=1.0, p_mean=0.0, p_var=0.0),
+    "vgg": Q(conv=1000.0, norm=1.0, linear=0.001, enhanced=1.0, p_mean=0.0, p_var=0.0),
     "resnet": Q(conv=40.29, norm=0.001, linear=0.00164, enhanced=1.0, p_mean=0.0, p_var=0.0),
-    "vit": Q(conv=1.0, norm=1.0, linear=1.0, enhanced=1.0, p_mean=0.0, p_var=0.0),
+    "vit": Q(conv=1000.0, norm=1000.0, linear=66.1, enhanced=1.0, p_mean=0.0, p_var=0.0, other=0.00489),
 }
 """Tuned on public images, one network of each family; docs/tuning.md has commands and records."""
 

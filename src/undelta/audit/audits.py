@@ -16,8 +16,8 @@ from undelta.audit.claims import Claims
 from undelta.audit.engines import check_engine, open_engine
 from undelta.audit.overview import overview
 from undelta.audit.plan import Plan
-from undelta.audit.record import Record
-from undelta.audit.store import FAILED, Store
+from undelta.audit.record import FAILED, Record
+from undelta.audit.store import Store
 from undelta.audit.sweep import Sweep
 from undelta.audit.verdict import Gate, Verdict, judge, offenses
 from undelta.audit.worker import Job
@@ -68,7 +68,7 @@ def run_plan(
     claims = Claims(worker="start")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose a directory for --out")
-    store.prepare(plan.text, plan.trials, claims)
+    store.prepare(plan.text, plan.trials, claims, title=plan.name)
     if retry_failed:
         store.forget_failed(keys, claims)
     if store.unfinished(keys):
@@ -114,7 +114,7 @@ def judge_job(plan: Plan, store: Store, gates: Sequence[Gate] = ()) -> Audited:
     return Audited(
         verdicts=tuple(verdicts),
         offenses=tuple(offenses(verdicts, gates)),
-        failed=tuple(record for record in records.values() if record["status"] == FAILED),
+        failed=tuple(record for record in records.values() if record.status == FAILED),
     )
 
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from undelta.attacker.attack import Attack
 from undelta.attacker.attacks import ATTACKS
-from undelta.attacker.matching import Attack
 from undelta.attacker.weights import Q
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError

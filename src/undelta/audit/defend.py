@@ -13,7 +13,7 @@ from undelta.audit.config import read_toml, to_toml, toml_lines
 from undelta.audit.ladder import REFERENCE, Rung, ladder, reference
 from undelta.audit.plan import Plan, make_plan
 from undelta.audit.store import Store
-from undelta.audit.tradeoff import Point, Tradeoff, compare, make_point
+from undelta.audit.tradeoff import DEFEND, Point, Tradeoff, compare, make_point
 from undelta.audit.utility import Federation, measure_all
 from undelta.audit.verdict import Thresholds
 from undelta.client.scenario import Scenario
@@ -90,7 +90,7 @@ def defend_job(
     )
     measured = {defense: [utilities[one.key] for one in group] for defense, group in federations.items()}
     tradeoff = _tradeoff(file, plan, audited, Store(out), measured, notes)
-    write_bytes(out / "defend.json", json.dumps(tradeoff.as_json(), indent=1, allow_nan=False).encode())
+    write_bytes(out / DEFEND, json.dumps(tradeoff.as_json(), indent=1, allow_nan=False).encode())
     return Defended(tradeoff=tradeoff, audited=audited)
 
 
@@ -145,7 +145,7 @@ def _tradeoff(
         points[verdict.defense] = make_point(verdict, own, records, utilities[verdict.defense])
     nothing = points.pop(REFERENCE)
     tested = [utility for group in utilities.values() for utility in group]
-    last = max(records.values(), key=lambda record: str(record["date"]))
+    last = max(records.values(), key=lambda record: record.date or "")
     reasons = dict.fromkeys(f"no accuracy: {utility['error']}" for utility in tested if utility["error"])
     return Tradeoff(
         name=file.name,
@@ -154,7 +154,7 @@ def _tradeoff(
         test_images=max((utility["test_images"] for utility in tested), default=0),
         reference=nothing,
         points=compare(list(points.values()), nothing),
-        date=last["date"],
-        versions=last["versions"],
+        date=last.date or "",
+        versions=last.versions,
         notes=(*notes, *reasons),
     )

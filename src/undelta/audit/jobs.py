@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Watch
+from undelta.attacker.attack import Run, Watch
+from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.audit.audits import judge_job
 from undelta.audit.claims import Claims
@@ -21,19 +23,20 @@ from undelta.audit.record import (
     Record,
     describe_observation,
     describe_scenario,
-    make_record,
     read_results,
     reset_peak_memory,
+    summary,
+    with_result,
     with_score,
     write_results,
 )
 from undelta.audit.store import CHECKPOINT, Store
-from undelta.audit.trial import journal_key
+from undelta.audit.trial import checkpoint_key
 from undelta.audit.worker import attempt
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.private import load_private, save_private
 from undelta.client.scenario import Scenario
-from undelta.engine import ranks
+from undelta.engine import MEMORY, ranks
 from undelta.engine.devices import device_of
 from undelta.errors import ConfigError, DataError, RankFailure, UndeltaError
 from undelta.evaluation.floor import floors
@@ -82,6 +85,7 @@ def attack_job(
     overwrite: bool = False,
     checkpoint_seconds: float = 30.0,
     device: str = "auto",
+    memory: int = MEMORY,
     watch: Watch | None = None,
 ) -> Record:
     """Attack an observation file; the truth is nowhere near.
@@ -91,15 +95,15 @@ def attack_job(
     """
     method = make_attack(attack, arguments)
     observation = load_observation(observation_path, model=model)
-    key = journal_key(observation, attack, arguments, seed)
+    key = checkpoint_key(observation, attack, arguments, seed)
     ranks.join(device_of(device))
     observation = observation.to(device_of(device))
     fresh = not out.exists()
     _prepare(out, overwrite=overwrite)
     reset_peak_memory()
     try:
-        journal = Journal(out / CHECKPOINT, key=key, seconds=checkpoint_seconds)
-        reconstruction = method(observation, seed=seed, watch=watch, journal=journal)
+        checkpoint = Checkpoint(out / CHECKPOINT, key=key, seconds=checkpoint_seconds)
+        reconstruction = method(observation, seed=seed, run=Run(watch=watch, checkpoint=checkpoint, memory=memory))
     except RankFailure as problem:
         raise RankFailure(f"{problem}; {_resume(out)}") from None
     except UndeltaError:
@@ -108,15 +112,17 @@ def attack_job(
         raise
     first = ranks.rank() == 0
     ranks.leave()
-    record = make_record(
+    scenario = describe_observation(observation)
+    record = Record(
+        key=hashlib.sha256(key.encode()).hexdigest()[:16],
+        name=summary(scenario),
+        scenario=scenario,
         attack=attack,
-        arguments=arguments,
-        scenario=describe_observation(observation),
+        arguments=dict(arguments),
         seed=seed,
-        reconstruction=reconstruction,
-        observation=observation,
+        observation_file=str(observation_path.resolve()),  # where `score` finds it for the floor
     )
-    record = {**record, "observation_file": str(observation_path.resolve())}  # where `score` finds it for the floor
+    record = with_result(record, reconstruction, observation)
     if not first:
         return record
     write_tensors(
@@ -127,7 +133,7 @@ def attack_job(
     write_sheet(out / "reconstruction.png", [("reconstruction", reconstruction.images)])
     write_results(out, [record])
     if reconstruction.status != "interrupted":
-        journal.close()
+        checkpoint.close()
     return record
 
 
@@ -169,23 +175,23 @@ def score_job(
         raise DataError(f"{directory / RECONSTRUCTION}: expected images and labels, got {', '.join(sorted(tensors))}")
     private, scenario, digest = load_private(truth_path)
     record = records[0]
-    if record.get("observation") != digest:
+    if record.observation != digest:
         raise DataError(f"{truth_path} is the truth of another observation than the one that {directory} attacked")
     reconstruction = Reconstruction(
         images=tensors["images"],
         labels=tensors["labels"],
-        mismatch=record["mismatch"],
-        iterations=record["iterations"],
-        seconds=record["seconds"],
-        status=record["status"],
-        terms=record.get("terms") or {},
-        objective=record.get("objective"),
-        learned=record.get("learned") or {},
+        mismatch=math.nan if record.mismatch is None else record.mismatch,
+        iterations=record.iterations or 0,
+        seconds=record.seconds or 0.0,
+        status="diverged" if record.status == "diverged" else "completed",
+        terms={name: math.nan if value is None else value for name, value in record.terms.items()},
+        objective=record.objective,
+        learned=record.learned,
     )
     observation = _attacked(record, observation_path, model)
     result = score(reconstruction, private, observation=observation)
-    record = with_score({**record, "scenario": scenario}, result)
-    rows = [("original", private.images), (record["attack"], reconstruction.images[list(result.order)])]
+    record = with_score(replace(record, scenario=scenario, name=summary(scenario)), result)
+    rows = [("original", private.images), (record.attack, reconstruction.images[list(result.order)])]
     write_sheet(directory / "reconstruction.png", rows)
     write_results(directory, [record])
     return record
@@ -195,12 +201,12 @@ def _attacked(record: Record, path: Path | None, model: str | None) -> Observati
     """The observation that a run attacked; None if it is not where it was, or a custom model is not named."""
     if path is None:
         try:
-            observation = load_observation(str(record.get("observation_file")), model=model)
+            observation = load_observation(str(record.observation_file), model=model)
         except UndeltaError:
             return None
     else:
         observation = load_observation(path, model=model)
-    if digest_of(observation) == record["observation"]:
+    if digest_of(observation) == record.observation:
         return observation
     if path is not None:
         raise DataError(f"{path} is another observation than the one that was attacked")
@@ -254,7 +260,7 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
     configuration = out / "audit.toml"
     write_bytes(configuration, DEMO_TOML.format(seed=seed).encode())
     plan, store, claims = load_plan(configuration), Store(out), Claims(worker="demo")
-    store.prepare(plan.text, plan.trials, claims)
+    store.prepare(plan.text, plan.trials, claims, title=plan.name)
     records: list[Record] = []
     rows: list[tuple[str, Tensor]] = []
     for trial in plan.trials:
@@ -265,8 +271,8 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
             (store.folder(trial.key) / "record.json").unlink(missing_ok=True)
             outcome = attempt(store, trial, claim, watch=watch(trial.attack) if watch else None)
         if outcome is None:
-            record = store.record(trial.key) or {}
-            raise DataError(f"the demo's attack {trial.attack} failed: {record.get('error')}")
+            record = store.record(trial.key)
+            raise DataError(f"the demo's attack {trial.attack} failed: {record.error if record else 'no result'}")
         if not rows:
             rows.append(("private originals, which the attacks never see", outcome.private.images))
         caption = f"{trial.attack}: reconstructed from the shared update, PSNR {outcome.score.psnr:.1f} dB"
@@ -282,7 +288,7 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
 
 def check_directory(out: Path, *, overwrite: bool) -> None:
     """Refuse to write over a finished run; an interrupted one has a checkpoint and goes on."""
-    finished = (out / "results.json").exists() and read_results(out)[0]["status"] != "interrupted"
+    finished = (out / "results.json").exists() and read_results(out)[0].status != "interrupted"
     if finished and not overwrite:
         raise ConfigError(f"{out} already holds results; choose another --out, or pass --overwrite")
     if out.exists() and not out.is_dir():

@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from undelta.audit.record import UNDEFENDED
 from undelta.audit.sweep import Progress
-from undelta.audit.trial import UNDEFENDED, Trial
+from undelta.audit.trial import Trial
 from undelta.audit.verdict import Verdict
 
 MOST_LINES = 12

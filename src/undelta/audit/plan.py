@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from undelta.audit.config import make_attack, read_toml
-from undelta.audit.trial import UNDEFENDED, Trial
+from undelta.audit.record import UNDEFENDED
+from undelta.audit.trial import Trial
 from undelta.audit.verdict import Thresholds
 from undelta.client.datasets import Dataset, open_dataset
 from undelta.client.scenario import Scenario

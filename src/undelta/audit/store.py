@@ -1,5 +1,6 @@
 """An audit's directory: what is to be done, what is done, and the files in which each trial's results lie.
 
+    DIR/run.json                            its title, and the keys of its trials in order
     DIR/audit.toml                          the configuration, verbatim
     DIR/verdict.json                        what it means, once all is done
     DIR/trials/<key>/trial.json             what to run
@@ -18,13 +19,14 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from undelta.audit.claims import Claims
-from undelta.audit.record import Record
+from undelta.audit.record import FAILED, Record, as_json, from_json, load_json
 from undelta.audit.trial import Trial
 from undelta.errors import ConfigError, DataError
 from undelta.parsing import parse
@@ -32,13 +34,20 @@ from undelta.recording import FORMAT, write_bytes, write_tensors
 
 CHECKPOINT = "checkpoint.pt"
 PICTURES = "pictures.safetensors"
-FAILED = "failed"
-NOT_APPLICABLE = "not applicable"
+RUN = "run.json"
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 Check = Callable[[], None]
 """Raises if a trial is no longer ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What ``run.json`` says."""
+
+    title: str
+    keys: tuple[str, ...]
 
 
 class Store:
@@ -54,15 +63,19 @@ class Store:
 
     # Before the work
 
-    def prepare(self, text: str, trials: Iterable[Trial], claims: Claims) -> None:
+    def prepare(self, text: str, trials: Iterable[Trial], claims: Claims, *, title: str = "") -> None:
         """Make the directory hold exactly these trials; finished ones keep their results.
 
         Trials that are no longer asked for are set aside, not deleted, and come back when they are asked for again.
         """
-        wanted = {trial.key: trial for trial in reversed(list(trials))}  # of equal ones, the first gives the names
+        wanted: dict[str, Trial] = {}
+        for trial in trials:
+            wanted.setdefault(trial.key, trial)  # of equal ones, the first gives the names
         make_folder(self.directory / "trials")
         self._retire(wanted.keys(), claims)
         write_bytes(self.directory / "audit.toml", text.encode())
+        contents = Contents(title=title or self.directory.resolve().name, keys=tuple(wanted))
+        write_bytes(self.directory / RUN, _dump(vars(contents)))
         for key, trial in wanted.items():
             folder, retired = self.folder(key), self.directory / "retired" / key
             if not folder.exists() and retired.exists():
@@ -72,9 +85,8 @@ class Store:
             if not (folder / "trial.json").exists() or (folder / "trial.json").read_bytes() != content:
                 write_bytes(folder / "trial.json", content)
             record = self.record(key)
-            names = {"name": trial.name, "defense": trial.defense}
-            if record and names != {key: record.get(key) for key in names}:
-                write_bytes(folder / "record.json", _dump({**record, **names}))  # renamed: results are the same
+            if record and record.group != (trial.name, trial.defense):  # renamed: results are the same
+                write_bytes(folder / "record.json", as_json(replace(record, name=trial.name, defense=trial.defense)))
 
     def _retire(self, wanted: Iterable[str], claims: Claims) -> None:
         present = {path.name for path in (self.directory / "trials").iterdir() if _KEY.fullmatch(path.name)}
@@ -99,7 +111,7 @@ class Store:
             if claim is None:
                 continue  # somebody is at it already
             record = self.record(key)  # again, now that nobody else can change it
-            if record and record["status"] == FAILED:
+            if record and record.status == FAILED:
                 (self.folder(key) / "record.json").unlink(missing_ok=True)
                 (self.folder(key) / "error.txt").unlink(missing_ok=True)
             self._statuses.pop(key, None)
@@ -115,15 +127,15 @@ class Store:
             raise DataError(f"{path}: this is trial {trial.key}, but its folder is called {key}; start the audit again")
         return trial
 
-    def finish(self, key: str, record: Record, pictures: Mapping[str, Tensor] | None, check: Check) -> None:
+    def finish(self, record: Record, pictures: Mapping[str, Tensor] | None, check: Check) -> None:
         """Write a trial's results, the record last."""
-        folder = self.folder(key)
+        folder = self.folder(record.key)
         check()
         if pictures is not None:
             write_tensors(folder / PICTURES, pictures, {"format": FORMAT, "kind": "pictures"})
             check()
-        write_bytes(folder / "record.json", _dump(record))
-        self.tidy(key)
+        write_bytes(folder / "record.json", as_json(record))
+        self.tidy(record.key)
 
     def tidy(self, key: str) -> None:
         """Remove what a finished trial no longer needs: its checkpoint, and files that a killed worker left half."""
@@ -135,18 +147,29 @@ class Store:
 
     # After the work
 
+    def contents(self) -> Contents:
+        """The title, and the trials in order."""
+        path = self.directory / RUN
+        return parse(Contents, load_json(path), where=str(path), error=DataError)
+
     def record(self, key: str) -> Record | None:
         """A trial's result, or None while there is none."""
         path = self.folder(key) / "record.json"
         try:
-            record = load_json(path)
+            values = load_json(path)
         except DataError as problem:
             if isinstance(problem.__cause__, FileNotFoundError):  # by now a worker may have written it: next time
                 return None
             raise
-        if not isinstance(record, dict) or not isinstance(record.get("status"), str):
-            raise DataError(f"{path}: expected a record with a status; delete it to run the trial again")
+        record = from_json(values, str(path))
+        if record.key != key:
+            raise DataError(f"{path}: this is the record of trial {record.key}, but its folder is called {key}")
         return record
+
+    def pictures(self, key: str) -> Path | None:
+        """A trial's pictures, if it has some."""
+        path = self.folder(key) / PICTURES
+        return path if path.is_file() else None
 
     def status(self, key: str) -> str | None:
         """How a trial ended, or None; a finished one is read once."""
@@ -154,7 +177,7 @@ class Store:
             record = self.record(key)
             if record is None:
                 return None
-            self._statuses[key] = record["status"]
+            self._statuses[key] = record.status
         return self._statuses[key]
 
     def unfinished(self, keys: Sequence[str]) -> list[str]:
@@ -172,13 +195,3 @@ def make_folder(folder: Path) -> None:
 
 def _dump(values: Any) -> bytes:
     return json.dumps(values, indent=1, allow_nan=False).encode()
-
-
-def load_json(path: Path) -> Any:
-    """The content of a JSON file."""
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as problem:
-        raise DataError(f"{path}: {problem.strerror}") from problem
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"{path}: not valid JSON ({problem})") from problem

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from undelta.audit.claims import Claims, Owner, scan
 from undelta.audit.engines import Ended, Engine
-from undelta.audit.outcomes import unmeasured_record
-from undelta.audit.store import FAILED, NOT_APPLICABLE, Store
+from undelta.audit.record import FAILED, NOT_APPLICABLE
+from undelta.audit.store import Store
 from undelta.audit.worker import Job
 from undelta.errors import UndeltaError
 
@@ -154,5 +154,4 @@ class Sweep:
         with claim:
             if self.store.status(key) is None:
                 message = f"the worker died {self._deaths[key]} times on this trial: {problem}"
-                record = unmeasured_record(self.store.trial(key), FAILED, message)
-                self.store.finish(key, record, None, claim.check)
+                self.store.finish(self.store.trial(key).unmeasured(FAILED, message).dated(), None, claim.check)

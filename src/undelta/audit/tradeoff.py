@@ -8,19 +8,23 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from undelta.audit.record import Record
-from undelta.audit.trial import UNDEFENDED, Trial
-from undelta.audit.verdict import MEASURED, Verdict, times
+from undelta.audit.record import MEASURED, UNDEFENDED, Record, load_json
+from undelta.audit.trial import Trial
+from undelta.audit.verdict import Verdict, times
+from undelta.errors import DataError
 from undelta.evaluation.metrics import RECOVERED_PSNR
+from undelta.parsing import parse
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
+DEFEND = "defend.json"
 MARGIN_DB = 1.0
 """How far above the reference a defense may be and still count as at the level of noise; a convention."""
 
@@ -56,6 +60,8 @@ class Point:
 class Tradeoff:
     """All points, and what they rest on."""
 
+    schema: Literal[1] = SCHEMA
+    margin_db: float = MARGIN_DB
     name: str
     rounds: int
     seeds: tuple[int, ...]
@@ -65,13 +71,24 @@ class Tradeoff:
     points: tuple[Point, ...]
     date: str
     """Of the last record."""
-    versions: Mapping[str, str]
+    versions: dict[str, str]
     """What that record was made with."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def private(self) -> bool:
+        """Whether some defense has an epsilon."""
+        return any(point.delta is not None for point in self.points)
+
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {"schema": SCHEMA, "margin_db": MARGIN_DB, **asdict(self)}
+        return asdict(self)
+
+
+def read_tradeoff(directory: Path) -> Tradeoff | None:
+    """What `undelta defend` wrote; None if it did not."""
+    path = directory / DEFEND
+    return parse(Tradeoff, load_json(path), where=str(path), error=DataError) if path.is_file() else None
 
 
 def make_point(
@@ -79,15 +96,15 @@ def make_point(
 ) -> Point:
     """One defense, from its verdict, its records, and the utility of each seed."""
     own = [records[trial.key] for trial in trials if trial.key in records]
-    scored = [record for record in own if record["status"] in MEASURED and record["psnr"] is not None]
-    worst = max(scored, key=lambda record: record["psnr"], default=None)
+    scored = [record for record in own if record.status in MEASURED and record.scored]
+    worst = max(scored, key=lambda record: record.psnr or 0.0, default=None)
     known = [utility["accuracy"] for utility in utilities if utility["accuracy"] is not None]
     accuracies = tuple(known) if len(known) == len(utilities) else ()
-    private = next((record for record in own if record.get("delta") is not None), None)
+    private = next((record for record in own if record.delta is not None), None)
     return Point(
         defense=verdict.defense,
-        psnr=worst["psnr"] if worst else None,
-        attack=worst["attack"] if worst else None,
+        psnr=worst.psnr if worst else None,
+        attack=worst.attack if worst else None,
         worst_psnr=verdict.worst["psnr"],
         worst_ssim=verdict.worst["ssim"],
         fraction_recovered=verdict.worst["fraction_recovered"],
@@ -95,9 +112,9 @@ def make_point(
         images=verdict.images,
         accuracy=statistics.fmean(accuracies) if accuracies else None,
         accuracies=accuracies,
-        epsilon=private["epsilon"] if private else None,
+        epsilon=private.epsilon if private else None,
         epsilon_in_all=utilities[0]["epsilon"] if utilities else None,
-        delta=private["delta"] if private else None,
+        delta=private.delta if private else None,
     )
 
 

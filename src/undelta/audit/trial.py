@@ -5,20 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Watch
+from undelta.attacker.attack import UNWATCHED, Run
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.audit.config import make_attack
 from undelta.audit.record import (
+    UNDEFENDED,
+    UNFINISHED,
+    Quality,
     Record,
     describe_scenario,
-    make_record,
+    finite,
     reset_peak_memory,
     versions,
-    with_privacy,
+    with_result,
     with_score,
 )
 from undelta.client.disclose import disclose_with_secrets
@@ -26,11 +29,10 @@ from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.engine.devices import device_of
 from undelta.errors import ConfigError
+from undelta.evaluation.metrics import psnr, ssim
 from undelta.evaluation.score import Score, score
 from undelta.observation import Observation
 from undelta.recording import digest_of
-
-UNDEFENDED = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Trial:
     def key(self) -> str:
         """Names a trial by its content: 16 hex digits that do not depend on what people call it."""
         content = {
-            "scenario": describe_scenario(self.scenario),
+            "scenario": asdict(self.scenario),
             "attack": self.attack,
             "arguments": dict(self.arguments),
             "seed": self.seed,
@@ -72,6 +74,20 @@ class Trial:
         """The fields as plain values."""
         return asdict(self)
 
+    def unmeasured(self, status: str = UNFINISHED, error: str | None = None) -> Record:
+        """The record of this trial while there is no result: all numbers are None."""
+        return Record(
+            key=self.key,
+            name=self.name,
+            defense=self.defense,
+            scenario=describe_scenario(self.scenario),
+            attack=self.attack,
+            arguments=dict(self.arguments),
+            seed=self.seed,
+            status=status,
+            error=error,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -84,20 +100,19 @@ class Outcome:
     score: Score
 
 
-def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str], Journal] | None = None) -> Outcome:
+def run(trial: Trial, *, open_run: Callable[[str], Run] | None = None) -> Outcome:
     """One trial; the only place where all stages meet.
 
     Args:
         trial: What to run.
-        watch: Is told of the attack's progress.
-        open_journal: Gives the attack's checkpoints for a key that says what they belong to.
+        open_run: Gives the attack's run, for a key that says what its checkpoints belong to.
 
     >>> small = {"width": 4, "hidden": 16}
     >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
     >>> outcome = run(Trial(scenario=scenario, attack="sme", arguments={"steps": 5}))
-    >>> outcome.record["attack"], outcome.record["iterations"], outcome.record["status"]
+    >>> outcome.record.attack, outcome.record.iterations, outcome.record.status
     ('sme', 5, 'completed')
-    >>> outcome.score.psnr == outcome.record["psnr"]
+    >>> outcome.score.psnr == outcome.record.psnr
     True
     """
     attack = make_attack(trial.attack, trial.arguments)
@@ -105,22 +120,14 @@ def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str
     private = trial.scenario.draw(trial.seed)
     observation, secrets = disclose_with_secrets(private, trial.scenario, seed=trial.seed)  # train, defend, reveal
     observation = observation.to(device_of("auto"))
-    journal = (
-        open_journal(journal_key(observation, trial.attack, trial.arguments, trial.seed)) if open_journal else None
-    )
-    reconstruction = attack(observation, seed=trial.seed, watch=watch, journal=journal)
+    key = partial(checkpoint_key, observation, trial.attack, trial.arguments, trial.seed)
+    reconstruction = attack(observation, seed=trial.seed, run=open_run(key()) if open_run else UNWATCHED)
     order = secrets[0].orders[0] if len(secrets) == 1 else None  # for the evaluation; the attack is over
     result = score(reconstruction, private, observation=observation, first_order=order)
-    record = make_record(
-        attack=trial.attack,
-        arguments=trial.arguments,
-        scenario=describe_scenario(trial.scenario),
-        seed=trial.seed,
-        reconstruction=reconstruction,
-        observation=observation,
-    )
+    record = with_score(with_result(trial.unmeasured(), reconstruction, observation), result)
+    epsilon, delta = trial.scenario.privacy() or (None, None)
     return Outcome(
-        record=with_privacy(with_score(record, result), trial.scenario),
+        record=replace(record, epsilon=epsilon, delta=delta, curve=_curve(reconstruction, private, result)),
         private=private,
         observation=observation,
         reconstruction=reconstruction,
@@ -128,6 +135,18 @@ def run(trial: Trial, *, watch: Watch | None = None, open_journal: Callable[[str
     )
 
 
-def journal_key(observation: Observation, attack: str, arguments: Mapping[str, Any], seed: int) -> str:
+def _curve(reconstruction: Reconstruction, private: Private, result: Score) -> tuple[Quality, ...]:
+    """Means over images of each saved iterate, matched with the originals as the final images are."""
+    order, truth = list(result.order), private.images
+    curve = []
+    for iterate in reconstruction.iterates:
+        images = iterate.images[order].to(truth.dtype) / 255
+        means = {"psnr": psnr(images, truth).mean().item(), "ssim": ssim(images, truth).mean().item()}
+        known = {name: finite(value) for name, value in means.items()}
+        curve.append(Quality(iteration=iterate.iteration, seconds=iterate.seconds, **known))
+    return tuple(curve)
+
+
+def checkpoint_key(observation: Observation, attack: str, arguments: Mapping[str, Any], seed: int) -> str:
     """What a checkpoint belongs to; other versions might go on differently."""
     return json.dumps([digest_of(observation), attack, dict(arguments), seed, versions()], sort_keys=True)

@@ -25,8 +25,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from undelta.audit.claims import Claims
-from undelta.audit.record import describe_scenario, versions
-from undelta.audit.store import load_json, make_folder
+from undelta.audit.record import describe_scenario, load_json, versions
+from undelta.audit.store import make_folder
 from undelta.client.federation import federate
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario

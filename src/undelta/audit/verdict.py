@@ -7,20 +7,20 @@ and what it does not prove. Nothing here is measured; all numbers come from reco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from undelta.audit.record import Record
-from undelta.audit.trial import UNDEFENDED, Trial
+from undelta.audit.record import MEASURED, UNDEFENDED, UNFINISHED, Record
+from undelta.audit.trial import Trial
 from undelta.errors import ConfigError
 from undelta.evaluation.metrics import RECOVERED_PSNR
+from undelta.evaluation.score import ImageScore
 from undelta.parsing import unknown
 
 Level = Literal["recognizable", "not recognized", "not measured"]
 
 WORSE_ABOVE = ("ssim", "psnr", "fraction_recovered")
 WORSE_BELOW = ("lpips", "mse")
-MEASURED = ("completed", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ class Thresholds:
         if self.psnr <= 0:
             raise ConfigError(f"expected psnr > 0, got psnr={self.psnr}")
 
-    def recognizes(self, image: Mapping[str, Any]) -> bool:
+    def recognizes(self, image: ImageScore) -> bool:
         """Whether an image of a record counts as recognizable."""
-        if image["ssim"] is not None:
-            return bool(image["ssim"] >= self.ssim)
-        return image["psnr"] is not None and bool(image["psnr"] >= self.psnr)
+        if image.ssim is not None:
+            return image.ssim >= self.ssim
+        return image.psnr is not None and image.psnr >= self.psnr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +66,20 @@ class Verdict:
 
     scenario: str
     defense: str
-    level: Level
+    level: Level | None = None
+    """None: not judged, only measured."""
     text: str
-    images: int | None
+    images: int | None = None
     """Of one trial."""
-    recognizable: int | None
+    recognizable: int | None = None
     """Of these, in the trial with most of them."""
-    worst: dict[str, float | None]
+    worst: dict[str, float | None] = field(default_factory=dict)
     """The worst image of all trials, per metric; for fraction_recovered the worst trial."""
-    worst_trial: dict[str, Any] | None
+    worst_trial: dict[str, Any] | None = None
     """Where most images are recognizable: key, attack, arguments, seed, iterations."""
-    trials: dict[str, int]
+    trials: dict[str, int] = field(default_factory=dict)
     """How many ended how."""
-    thresholds: dict[str, float]
+    thresholds: dict[str, float] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -104,25 +105,25 @@ def _judge_group(
     found = [records.get(trial.key) for trial in trials]
     counts: dict[str, int] = {}
     for record in found:
-        status = record["status"] if record else "not finished"
+        status = record.status if record else UNFINISHED
         counts[status] = counts.get(status, 0) + 1
-    measured = [record for record in found if record and record["status"] in MEASURED and record["images"]]
-    recognizable = {record["key"]: sum(map(thresholds.recognizes, record["images"])) for record in measured}
+    measured = [record for record in found if record and record.status in MEASURED and record.images]
+    recognizable = {record.key: sum(map(thresholds.recognizes, record.images)) for record in measured}
     worst = {metric: _worst(metric, measured) for metric in (*WORSE_ABOVE, *WORSE_BELOW)}
-    top = max(measured, key=lambda record: (recognizable[record["key"]], _likeness(record)), default=None)
-    names = ("key", "attack", "attack_arguments", "seed", "iterations")
+    top = max(measured, key=lambda record: (recognizable[record.key], _likeness(record)), default=None)
+    names = ("key", "attack", "arguments", "seed", "iterations")
     level: Level = "not measured"
     if top:
-        level = "recognizable" if recognizable[top["key"]] else "not recognized"
+        level = "recognizable" if recognizable[top.key] else "not recognized"
     return Verdict(
         scenario=scenario,
         defense=defense,
         level=level,
         text=_text(top, recognizable, worst, counts, trials, thresholds),
-        images=len(top["images"]) if top else None,
-        recognizable=recognizable[top["key"]] if top else None,
+        images=len(top.images) if top else None,
+        recognizable=recognizable[top.key] if top else None,
         worst=worst,
-        worst_trial={name: top[name] for name in names} if top else None,
+        worst_trial={name: getattr(top, name) for name in names} if top else None,
         trials=counts,
         thresholds=asdict(thresholds),
     )
@@ -131,9 +132,9 @@ def _judge_group(
 def _worst(metric: str, records: Sequence[Record]) -> float | None:
     """The value that is worst for privacy, of any image in any trial."""
     if metric == "fraction_recovered":
-        values = [record[metric] for record in records]
+        values = [record.fraction_recovered for record in records]
     else:
-        values = [image[metric] for record in records for image in record["images"]]
+        values = [getattr(image, metric) for record in records for image in record.images]
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -157,15 +158,15 @@ def _text(
 ) -> str:
     if top is None:
         return f"Nothing was measured ({_coverage(counts)}), so nothing is known of this scenario."
-    images, count = len(top["images"]), recognizable[top["key"]]
+    images, count = len(top.images), recognizable[top.key]
     rule = f"SSIM >= {thresholds.ssim:g}" if worst["ssim"] is not None else f"PSNR >= {thresholds.psnr:g} dB"
     numbers = [f"SSIM {worst['ssim']:.2f}"] if worst["ssim"] is not None else []
     numbers += [f"PSNR {worst['psnr']:.1f} dB"] if worst["psnr"] is not None else []
     attacks = len({(trial.attack, str(trial.arguments)) for trial in trials})
     seeds = len({trial.seed for trial in trials})
     sentences = [
-        f"Recognizable: {count} of {images} images ({rule}; attack {top['attack']}, {top['iterations']} iterations, "
-        f"seed {top['seed']}).",
+        f"Recognizable: {count} of {images} images ({rule}; attack {top.attack}, {top.iterations} iterations, "
+        f"seed {top.seed}).",
         f"Worst of any image: {', '.join(numbers) or 'no number, since every image diverged'}.",
         f"Worst case of {times(attacks, 'attack')} and {times(seeds, 'seed')} ({_coverage(counts)}).",
         *_diagnosis(top, images, count),
@@ -176,8 +177,8 @@ def _text(
 
 def _diagnosis(top: Record, images: int, count: int) -> list[str]:
     """What the floor says of the attack that came closest, unless it found everything anyway."""
-    words = [f"By its own objective this attack {top['floor']['text']}."] if top.get("floor") else []
-    notes = [f"Note: {note}." for note in top.get("notes") or []]
+    words = [f"By its own objective this attack {top.floor.text}."] if top.floor else []
+    notes = [f"Note: {note}." for note in top.notes]
     return [] if count == images else [*words, *notes]
 
 

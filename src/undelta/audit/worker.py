@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Watch
-from undelta.attacker.reconstruction import Moment, Reconstruction
+from undelta.attacker.attack import Run, Watch
+from undelta.attacker.checkpoint import Checkpoint
+from undelta.attacker.reconstruction import Moment
 from undelta.audit.claims import Claim, ClaimLost, Claims
-from undelta.audit.outcomes import finished_record, pictures, unmeasured_record
-from undelta.audit.store import CHECKPOINT, FAILED, NOT_APPLICABLE, Store
+from undelta.audit.outcomes import pictures
+from undelta.audit.record import FAILED, NOT_APPLICABLE
+from undelta.audit.store import CHECKPOINT, Store
 from undelta.audit.trial import Outcome, Trial, run
-from undelta.errors import ConfigError, MissingKnowledge, UndeltaError
+from undelta.errors import MissingKnowledge, UndeltaError
 from undelta.recording import write_bytes
 
 
@@ -85,16 +85,19 @@ def attempt(
         if watch:
             watch(moment, total)
 
-    def open_journal(key: str) -> Journal:
-        return _open_journal(folder / CHECKPOINT, f"{key} threads={torch.get_num_threads()}", checkpoint_seconds, claim)
+    def open_run(key: str) -> Run:
+        # Sums over another number of threads round differently.
+        key = f"{key} threads={torch.get_num_threads()}"
+        path = folder / CHECKPOINT
+        checkpoint = Checkpoint(path, key=key, seconds=checkpoint_seconds, replace=True, check=claim.check)
+        return Run(watch=watch_claim, checkpoint=checkpoint)
 
     outcome = None
     try:
-        outcome = run(trial, watch=watch_claim, open_journal=open_journal)
+        outcome = run(trial, open_run=open_run)
         if outcome.reconstruction.status == "interrupted":
             return outcome
-        record, images = finished_record(trial, outcome), pictures(outcome)
-        store.finish(trial.key, record, images, claim.check)
+        store.finish(outcome.record, pictures(outcome), claim.check)
     except ClaimLost:
         return None
     except MissingKnowledge as problem:
@@ -114,31 +117,6 @@ def _give_up(store: Store, trial: Trial, claim: Claim, status: str, problem: Exc
             claim.check()
             trace = "".join(traceback.format_exception(problem))
             write_bytes(store.folder(trial.key) / "error.txt", trace.encode())
-        store.finish(trial.key, unmeasured_record(trial, status, message), None, claim.check)
+        store.finish(trial.unmeasured(status, message).dated(), None, claim.check)
     except ClaimLost:
         return
-
-
-class _ClaimedJournal(Journal):
-    """Checkpoints of a trial that is ours; once it is not, nothing is written any more."""
-
-    def __init__(self, path: Path, *, key: str, seconds: float, check: Callable[[], None]) -> None:
-        self._check = check
-        super().__init__(path, key=key, seconds=seconds)
-
-    def save(self, label: str, state: dict[str, object]) -> None:
-        self._check()
-        super().save(label, state)
-
-    def finish(self, label: str, result: Reconstruction) -> None:
-        self._check()
-        super().finish(label, result)
-
-
-def _open_journal(path: Path, key: str, seconds: float, claim: Claim) -> Journal:
-    try:
-        return _ClaimedJournal(path, key=key, seconds=seconds, check=claim.check)
-    except ConfigError:
-        # Made by other versions or with other threads: to mix the two would give a result that nobody can repeat.
-        path.unlink(missing_ok=True)
-        return _ClaimedJournal(path, key=key, seconds=seconds, check=claim.check)

@@ -4,26 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from undelta.audit.record import Record
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 FAILED = 3  # some trials of an audit
 OFFENDED = 1  # a gate of an audit was not passed
 
 app = typer.Typer(
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Measure how much private training data a federated-learning update reveals. For data you own.",
 )
 
-Seed = Annotated[int, typer.Option(help="Makes everything repeatable.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+Memory = Annotated[
+    float, typer.Option(min=0.001, help="Gigabytes that may be kept to save time; less is slower, not worse.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack, such as tv=0.001; repeatable."),
 ]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"undelta {version('undelta')}")
+        raise typer.Exit
+
+
+@app.callback()
+def undelta(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Measure how much private training data a federated-learning update reveals. For data you own."""
 
 
 @contextmanager
@@ -36,18 +58,18 @@ def resumable() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def exit_if_failed(records: Iterable[dict[str, Any]]) -> None:
+def exit_if_failed(records: Iterable[Record]) -> None:
     """Name the trials that failed, if any, and end."""
     failed = list(records)
     for record in failed:
-        typer.echo(f"Failed: trial {record['key']} ({record['attack']}, {record['name']}): {record['error']}", err=True)
+        typer.echo(f"Failed: trial {record.key} ({record.attack}, {record.name}): {record.error}", err=True)
     if failed:
         typer.echo("Failed trials run again with --retry-failed.", err=True)
         raise typer.Exit(FAILED)
 
 
-def exit_if_interrupted(records: list[dict[str, Any]]) -> None:
+def exit_if_interrupted(records: Iterable[Record]) -> None:
     """Say that a result is not the last word, and end."""
-    if any(record["status"] == "interrupted" for record in records):
+    if any(record.status == "interrupted" for record in records):
         typer.echo("Interrupted: what you see is the result so far.", err=True)
         raise typer.Exit(INTERRUPTED)

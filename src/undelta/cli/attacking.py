@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from undelta.cli.app import Seed, Settings, app, exit_if_interrupted
+from undelta.cli.app import Memory, Seed, Settings, app, exit_if_interrupted
 from undelta.cli.progress import print_containment, print_floors, print_table, watching
 from undelta.cli.tuning import tune as tune_and_attack
 
@@ -74,9 +74,7 @@ def attack(
         float, typer.Option(min=0, help="Time between checkpoints; the same command resumes after a crash.")
     ] = 30.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    memory: Annotated[
-        float, typer.Option(min=0.001, help="Gigabytes that may be kept to save time; less is slower, not worse.")
-    ] = 1.0,
+    memory: Memory = 1.0,
 ) -> None:
     """Reconstruct images from a recorded update. Never reads the truth.
 
@@ -85,9 +83,7 @@ def attack(
     """
     from undelta.audit.config import load_weights, parse_settings
     from undelta.audit.jobs import attack_job
-    from undelta.engine import set_memory_limit
 
-    set_memory_limit(int(memory * 2**30))
     if "q=tune" in (settings or []):
         tune_and_attack(
             observation,
@@ -98,6 +94,7 @@ def attack(
             seed=seed,
             model=model,
             device=device,
+            memory=memory,
             checkpoint_seconds=checkpoint_seconds,
         )
         return
@@ -120,6 +117,7 @@ def attack(
             overwrite=overwrite,
             checkpoint_seconds=checkpoint_seconds,
             device=device,
+            memory=int(memory * 2**30),
             watch=progress.start(attack) if first else None,
         )
     if not first:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from undelta.attacker.matching import Watch
+    from undelta.attacker.attack import Watch
     from undelta.attacker.reconstruction import Moment
     from undelta.audit.containment import Found
+    from undelta.audit.record import Record
 
 
 class Progress:
@@ -54,7 +55,7 @@ def watching() -> Iterator[Progress]:
         yield progress
 
 
-def print_table(records: list[dict[str, Any]]) -> None:
+def print_table(records: Sequence[Record]) -> None:
     """A row for each record."""
     from rich.console import Console
     from rich.table import Table
@@ -65,22 +66,22 @@ def print_table(records: list[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if column in ("attack", "status") else "right", no_wrap=True)
     for record in records:
         table.add_row(
-            record["attack"],
-            _number(record["psnr"], ".1f"),
-            _number(record["ssim"], ".3f"),
-            _number(record["lpips"], ".3f"),
-            _number(record["mismatch"], ".4f"),
-            str(record["iterations"]),
-            _number(record["seconds"], ".0f"),
-            record["status"],
+            record.attack,
+            _number(record.psnr, ".1f"),
+            _number(record.ssim, ".3f"),
+            _number(record.lpips, ".3f"),
+            _number(record.mismatch, ".4f"),
+            str(record.iterations),
+            _number(record.seconds, ".0f"),
+            record.status,
         )
     Console().print(table)
     for record in records:
-        if floor := record.get("floor"):
-            typer.echo(f"{record['attack']}: mismatch {floor['mismatch']:.4f} at the truth; {floor['text']}.")
-        for note in record.get("notes") or []:
-            typer.echo(f"{record['attack']}: {note}.")
-    if any(record["psnr"] is not None and record["lpips"] is None for record in records):
+        if record.floor:
+            typer.echo(f"{record.attack}: mismatch {record.floor.mismatch:.4f} at the truth; {record.floor.text}.")
+        for note in record.notes:
+            typer.echo(f"{record.attack}: {note}.")
+    if any(record.scored and record.lpips is None for record in records):
         from undelta.evaluation.lpips import HINT, find_weights
 
         if find_weights() is None:  # else it could not be computed for another reason, such as a diverged image

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from undelta.cli.app import Seed, Settings, app, exit_if_interrupted, resumable
+from undelta.cli.app import Memory, Seed, Settings, app, exit_if_interrupted, resumable
 from undelta.cli.progress import print_table, watching
 
 
@@ -46,6 +46,7 @@ def tune(
     workers: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads per trial.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    memory: Memory = 1.0,
     checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Time between a trial's checkpoints.")] = 30.0,
 ) -> None:
     """Tune an attack's layer weights by Bayesian optimization. Never looks at the private images."""
@@ -74,6 +75,7 @@ def tune(
             workers=workers,
             threads=threads,
             device=device,
+            memory=int(memory * 2**30),
             checkpoint_seconds=checkpoint_seconds,
         )
     print_tuned(tuned)
@@ -87,6 +89,7 @@ def tune(
             out=out,
             steps=final_steps,
             device=device,
+            memory=int(memory * 2**30),
             checkpoint_seconds=checkpoint_seconds,
             watch=progress.start("final run"),
         )

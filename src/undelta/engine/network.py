@@ -23,6 +23,8 @@ from undelta.seeding import stream
 from undelta.training import LOSSES, LocalTraining
 from undelta.updates import Update, inner
 
+MEMORY = 2**30  # bytes
+
 
 class Tape(Protocol):
     """One mini-batch at one point: its gradient, and the way back through it."""
@@ -63,6 +65,7 @@ class Network:
         self._loss, self._derivatives = LOSSES[training.loss], losses.LOSSES[training.loss]
         self._program = trace(self.model)
         self._checked = False
+        self.memory = MEMORY  # what a rollout may keep in order to save time
         self._couples: bool | None = None
         self._activations: dict[tuple[int, int, int], int] = {}
         self._trained = [name for name, value in model.named_parameters() if value.requires_grad]

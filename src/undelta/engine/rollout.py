@@ -21,15 +21,6 @@ from undelta.errors import ConfigError
 from undelta.updates import Update
 
 HELD = 4  # values that a tape holds per value that the network computes, about: values, adjoints, tangents
-_limit = 2**30
-
-
-def set_memory_limit(limit: int) -> None:
-    """How many bytes a replay may keep in order to save time; it never takes less than one sample needs."""
-    global _limit
-    if limit < 1:
-        raise ConfigError(f"expected a memory limit of at least one byte, got {limit}")
-    _limit = limit
 
 
 class Step(NamedTuple):
@@ -61,14 +52,15 @@ class Room:
 
     @staticmethod
     def of(network: Network, steps: Sequence[Step], *, share: float = 1.0) -> Room:
-        """What fits into this share of the memory limit."""
+        """What fits into this share of the network's memory; never less than one sample needs."""
+        limit = int(network.memory * share)
         images = max((step.images for step in steps), key=len)
         size, channels, height, width = images.shape
         needed = HELD * images.element_size() * network.activations((channels, height, width))
-        samples = max(1, int(_limit * share) // max(1, needed))
+        samples = max(1, limit // max(1, needed))
         chunk = size if network.couples(images) else min(size, samples)
         copy = sum(value.numel() * value.element_size() for value in network.model.parameters())
-        copies = max(2, int(_limit * share) // max(1, copy))
+        copies = max(2, limit // max(1, copy))
         # With a copy at every k-th step, T/k + k copies are held at once.
         least = math.isqrt(len(steps)) or 1
         points = next((k for k in range(1, least + 1) if len(steps) / k + k <= copies + 1), least)

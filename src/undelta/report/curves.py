@@ -5,9 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from undelta.audit.record import Record
 from undelta.report.charts import Chart, Series, chart
-from undelta.report.read import Entry, Point
+
+
+class Point(NamedTuple):
+    """A point of a curve; a value that was not finite is None."""
+
+    iteration: int
+    seconds: float | None
+    value: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +27,15 @@ class Curves:
     charts: tuple[Chart, ...]
 
 
-def curves(entries: Sequence[Entry], labels: Mapping[str, str], styles: Mapping[str, int]) -> list[Curves]:
+def curves(records: Sequence[Record], labels: Mapping[str, str], styles: Mapping[str, int]) -> list[Curves]:
     """Charts over iterations, and over seconds; empty where no trial kept a history."""
     found = []
     for axis, title, place in (
         ("iterations", "attack iteration", lambda point: float(point.iteration)),
         ("seconds", "seconds", lambda point: point.seconds),
     ):
-        mismatch = [_series(entry, entry.mismatches, "mismatch", place, labels, styles) for entry in entries]
-        psnr = [_series(entry, with_result(entry), "PSNR", place, labels, styles) for entry in entries]
+        mismatch = [_series(record, mismatches(record), "mismatch", place, labels, styles) for record in records]
+        psnr = [_series(record, with_result(record), "PSNR", place, labels, styles) for record in records]
         charts = (
             chart(f"Mismatch over {axis}", title, "mismatch (log)", mismatch, log_y=True),
             chart(f"PSNR over {axis}", title, "PSNR in dB", psnr),
@@ -37,29 +46,35 @@ def curves(entries: Sequence[Entry], labels: Mapping[str, str], styles: Mapping[
     return found
 
 
-def with_result(entry: Entry) -> tuple[Point, ...]:
+def mismatches(record: Record) -> tuple[Point, ...]:
+    """By the attack's own replay."""
+    return tuple(Point(step.iteration, step.seconds, step.mismatch) for step in record.history)
+
+
+def with_result(record: Record) -> tuple[Point, ...]:
     """PSNR on the way, and of the result at the end.
 
     Iterations of several restarts add up, but only the best one is drawn; its result is then not put at their sum.
     """
-    points, psnr = entry.psnrs, entry.metrics["psnr"]
-    if not points or psnr is None or entry.iterations is None or entry.iterations <= points[-1].iteration:
+    points = tuple(Point(one.iteration, one.seconds, one.psnr) for one in record.curve)
+    psnr = record.psnr
+    if not points or psnr is None or record.iterations is None or record.iterations <= points[-1].iteration:
         return points
     steps = [after.iteration - before.iteration for before, after in itertools.pairwise(points)]
-    if entry.iterations - points[-1].iteration > 2 * max(steps, default=entry.iterations):
+    if record.iterations - points[-1].iteration > 2 * max(steps, default=record.iterations):
         return points
-    return (*points, Point(iteration=entry.iterations, seconds=entry.seconds, value=psnr))
+    return (*points, Point(record.iterations, record.seconds, psnr))
 
 
 def _series(
-    entry: Entry,
+    record: Record,
     points: Sequence[Point],
     what: str,
     place: Callable[[Point], float | None],
     labels: Mapping[str, str],
     styles: Mapping[str, int],
 ) -> Series:
-    label = labels[entry.key]
+    label = labels[record.key]
     drawn = [
         (at, point.value, point) for point in points if (at := place(point)) is not None and point.value is not None
     ]
@@ -70,7 +85,7 @@ def _series(
         style=styles[label],
         points=[(at, value) for at, value, _ in drawn],
         texts=[
-            f"seed {entry.seed}, iteration {point.iteration}"
+            f"seed {record.seed}, iteration {point.iteration}"
             + (f", {point.seconds:.1f} s" if point.seconds is not None else "")
             + f": {what} {value:{form}}{unit}"
             for _, value, point in drawn

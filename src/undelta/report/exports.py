@@ -8,7 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from undelta.report.read import Audit, Entry, Verdict
+from undelta.audit.record import Record
+from undelta.audit.verdict import Verdict
+from undelta.report.read import Audit
 from undelta.report.tables import AVERAGED, MEASURES, Setting, flat, value_of
 from undelta.report.words import LIMITS
 
@@ -25,19 +27,26 @@ LATEX = {
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a spreadsheet recognizes one
 
 
-def csv_table(entries: Sequence[Entry], labels: Mapping[str, str]) -> str:
+def csv_table(records: Sequence[Record], labels: Mapping[str, str]) -> str:
     """One line per trial, in full precision; empty cells were not measured."""
-    scenarios = [flat(entry.scenario) for entry in entries]
+    scenarios = [flat(record.scenario) for record in records]
     fields = list(dict.fromkeys(key for values in scenarios for key in values))
     numbers = ["psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "floor", "iterations", "seconds"]
     head = ["key", "scenario", "defense", "attack", "arguments", "seed", *numbers, "status", "error"]
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow([*head, *(_cell(f"scenario.{field}") for field in fields), "date"])
-    for entry, values in zip(entries, scenarios, strict=True):
-        cells: list[Any] = [entry.key, entry.name, entry.defense, labels[entry.key], _json(entry.arguments), entry.seed]
-        cells += [value_of(entry, key) for key in numbers]
-        cells += [entry.status, entry.error, *(_plain(values.get(field)) for field in fields), entry.date]
+    for record, values in zip(records, scenarios, strict=True):
+        cells: list[Any] = [
+            record.key,
+            record.name,
+            record.defense,
+            labels[record.key],
+            _json(record.arguments),
+            record.seed,
+        ]
+        cells += [value_of(record, key) for key in numbers]
+        cells += [record.status, record.error, *(_plain(values.get(field)) for field in fields), record.date]
         writer.writerow([_cell(cell) for cell in cells])
     return content.getvalue()
 
@@ -67,10 +76,10 @@ def markdown(
     lines += ["", "## What this audit does not prove", "", *(f"- {limit}" for limit in LIMITS)]
     titles = [measure.title for measure in MEASURES]
     lines += ["", "## Trials", "", *table_rule(["Scenario", "Defense", "Attack", "Seed"], titles, ["Status"])]
-    for entry in audit.entries:
-        status = f"{entry.status}: {entry.error}" if entry.error else entry.status
-        cells = [entry.name, entry.defense, labels[entry.key], str(entry.seed)]
-        cells += [measure.show(value_of(entry, measure.key)) for measure in MEASURES]
+    for record in audit.records:
+        status = f"{record.status}: {record.error}" if record.error else record.status
+        cells = [record.name, record.defense, labels[record.key], str(record.seed)]
+        cells += [measure.show(value_of(record, measure.key)) for measure in MEASURES]
         lines.append(table_row([*cells, status]))
     lines += ["", "## Means over seeds, ± sample standard deviation", ""]
     lines += table_rule(["Scenario", "Defense", "Attack", "Seeds"], [measure.title for measure in AVERAGED], [])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from undelta.report.pictures import Pictures, read_pictures
-from undelta.report.read import Entry
+from undelta.audit.record import Record
+from undelta.evaluation.score import ImageScore
+from undelta.report.pictures import read_pictures
 from undelta.report.sheets import Sheet, Sheets, fingerprint
 from undelta.report.tables import MEASURES
 
@@ -20,7 +22,7 @@ class Row:
     """One attack's pictures."""
 
     id: str
-    entry: Entry
+    record: Record
     label: str
     final: Sheet
     iterates: Sheet | None
@@ -34,12 +36,12 @@ class Row:
     @property
     def end(self) -> str:
         """When the slider is at its end."""
-        return "result" if self.entry.iterations is None else f"result after {self.entry.iterations} iterations"
+        return "result" if self.record.iterations is None else f"result after {self.record.iterations} iterations"
 
     @property
     def result(self) -> str:
         """What is said of the row then."""
-        return f"{self.end}: {_metrics(self.entry.metrics)}"
+        return f"{self.end}: {_metrics(self.record)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class Grid:
     def positions(self) -> list[int]:
         """Iterations that the slider stops at; the last is the result."""
         found = {iteration for row in self.rows for iteration, _ in row.frames}
-        found |= {row.entry.iterations for row in self.rows if row.entry.iterations is not None}
+        found |= {row.record.iterations for row in self.rows if row.record.iterations is not None}
         return sorted(found) if any(row.frames for row in self.rows) else []
 
     @property
@@ -108,59 +110,58 @@ def exhibit(grids: Sequence[Grid]) -> Exhibit | None:
     """The closest reconstruction among all that the grids show, by SSIM where there is one, else by PSNR."""
     found = [
         (
-            (image["ssim"] if image["ssim"] is not None else -1.0, image["psnr"]),
+            (image.ssim if image.ssim is not None else -1.0, image.psnr),
             Exhibit(row=row, grid=grid, index=index),
         )
         for grid in grids
         for row in grid.rows
-        for index, image in enumerate(row.entry.images[: grid.shown])
-        if image["psnr"] is not None
+        for index, image in enumerate(row.record.images[: grid.shown])
+        if image.psnr is not None
     ]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def make_grids(entries: Sequence[Entry], labels: Mapping[str, str]) -> tuple[dict[tuple[str, str], list[Grid]], Sheets]:
+def make_grids(
+    records: Sequence[Record], files: Mapping[str, Path], labels: Mapping[str, str]
+) -> tuple[dict[tuple[str, str], list[Grid]], Sheets]:
     """The grids of each scenario and defense, one per seed, and the sheets they show."""
-    with_pictures = [entry for entry in entries if entry.pictures]
+    with_pictures = [record for record in records if record.key in files]
     # Two passes over the files: how much room a sheet gets depends on how many there are, and all of them at once
     # would not fit into memory.
-    truths = {entry.key: fingerprint(_pictures(entry).originals) for entry in with_pictures}
+    truths = {record.key: fingerprint(read_pictures(files[record.key]).originals) for record in with_pictures}
     sheets = Sheets(trials=len(with_pictures), originals=len({*truths.values()}))
-    batches: dict[tuple[Any, ...], list[Entry]] = {}
-    for entry in with_pictures:
-        batches.setdefault((entry.group, entry.seed, truths[entry.key]), []).append(entry)
+    batches: dict[tuple[Any, ...], list[Record]] = {}
+    for record in with_pictures:
+        batches.setdefault((record.group, record.seed, truths[record.key]), []).append(record)
     found: dict[tuple[str, str], list[Grid]] = {}
     for number, ((group, _, _), trials) in enumerate(batches.items()):
-        found.setdefault(group, []).append(_grid(f"grid{number}", trials, labels, sheets))
+        found.setdefault(group, []).append(_grid(f"grid{number}", trials, files, labels, sheets))
     return found, sheets
 
 
-def _pictures(entry: Entry) -> Pictures:
-    assert entry.pictures is not None  # noqa: S101 (chosen so by the caller)
-    return read_pictures(entry.pictures)
-
-
-def _grid(id_: str, trials: Sequence[Entry], labels: Mapping[str, str], sheets: Sheets) -> Grid:
+def _grid(
+    id_: str, trials: Sequence[Record], files: Mapping[str, Path], labels: Mapping[str, str], sheets: Sheets
+) -> Grid:
     rows = []
-    for number, entry in enumerate(trials):
-        pictures = _pictures(entry)
+    for number, record in enumerate(trials):
+        pictures = read_pictures(files[record.key])
         if number == 0:
             originals = sheets.originals(pictures)
             shown, total = len(pictures.originals), pictures.total
             height, width = pictures.originals.shape[-2:]
         iterates = sheets.iterates(pictures)
-        psnrs = {point.iteration: point.value for point in entry.psnrs}
+        psnrs = {point.iteration: point.psnr for point in record.curve}
         steps = [pictures.iterations[frame] for frame in iterates.frames] if iterates else []
         rows.append(
             Row(
                 id=f"{id_}row{number}",
-                entry=entry,
-                label=labels[entry.key],
+                record=record,
+                label=labels[record.key],
                 final=sheets.reconstruction(pictures),
                 iterates=iterates,
                 frames=tuple((step, psnrs.get(step)) for step in steps),
                 saved=len(pictures.iterations),
-                tips=tuple(_tip(index, entry) for index in range(shown)),
+                tips=tuple(_tip(index, record) for index in range(shown)),
             )
         )
     return Grid(
@@ -180,21 +181,20 @@ def _times(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def _class(index: int, entry: Entry) -> str:
-    label = entry.images[index]["label"] if index < len(entry.images) else None
-    return "" if label is None else f", class {label:.0f}"
+def _class(index: int, record: Record) -> str:
+    return f", class {record.images[index].label}" if index < len(record.images) else ""
 
 
-def _tip(index: int, entry: Entry) -> str:
+def _tip(index: int, record: Record) -> str:
     """What is said of one reconstruction when it is pointed at."""
-    values = entry.images[index] if index < len(entry.images) else {}
-    return f"Image {index + 1}{_class(index, entry)}; result: {_metrics(values)}"
+    image = record.images[index] if index < len(record.images) else None
+    return f"Image {index + 1}{_class(index, record)}; result: {_metrics(image)}"
 
 
-def _metrics(values: Mapping[str, float | None]) -> str:
+def _metrics(of: Record | ImageScore | None) -> str:
     """The three that exist per image."""
-    shown = {measure.key: measure.show(values.get(measure.key)) for measure in MEASURES}
-    unit = " dB" if values.get("psnr") is not None else ""
+    shown = {measure.key: measure.show(getattr(of, measure.key, None)) for measure in MEASURES[:3]}
+    unit = " dB" if of and of.psnr is not None else ""
     return f"PSNR {shown['psnr']}{unit}, SSIM {shown['ssim']}, LPIPS {shown['lpips']}"
 
 

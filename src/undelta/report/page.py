@@ -17,14 +17,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
+from undelta.audit.record import Record
+from undelta.audit.verdict import Verdict
 from undelta.errors import DataError
 from undelta.report.charts import Chart
 from undelta.report.curves import Curves, curves
 from undelta.report.grids import Exhibit, Grid, Row, exhibit, make_grids
-from undelta.report.read import Audit, Entry, Verdict
+from undelta.report.read import Audit
 from undelta.report.repeat import command
 from undelta.report.tables import AVERAGED, MEASURES, Setting, grouped, value_of
-from undelta.report.tradeoff import COLUMNS, tradeoff_chart
+from undelta.report.tradeoff import COLUMNS, rows, tradeoff_chart
 from undelta.report.trends import trends
 from undelta.report.tuning import tuning
 from undelta.report.words import LIMITS
@@ -56,17 +58,15 @@ class Group:
     id: str
     name: str
     defense: str
-    entries: tuple[Entry, ...]
+    records: tuple[Record, ...]
     grids: tuple[Grid, ...]
     curves: tuple[Curves, ...]
 
     weights: tuple[Weights, ...]
     exhibit: Exhibit | None
 
-    @property
-    def pictureless(self) -> list[Entry]:
-        """Trials with nothing to look at."""
-        return [entry for entry in self.entries if entry.pictures is None]
+    pictureless: tuple[Record, ...]
+    """Trials with nothing to look at."""
 
 
 def render(
@@ -74,21 +74,22 @@ def render(
 ) -> str:
     """The whole page."""
     styles = {label: number for number, label in enumerate(dict.fromkeys(labels.values()))}
-    grids, sheets = make_grids(audit.entries, labels)
+    grids, sheets = make_grids(audit.records, audit.pictures, labels)
     groups = [
         Group(
             id=f"scenario-{number}",
             name=group[0],
             defense=group[1],
-            entries=tuple(trials),
+            records=tuple(trials),
+            pictureless=tuple(record for record in trials if record.key not in audit.pictures),
             grids=tuple(grids.get(group, ())),
             curves=tuple(curves(trials, labels, styles)),
             weights=tuple(_weights(trials, labels)),
             exhibit=exhibit(grids.get(group, ())),
         )
-        for number, (group, trials) in enumerate(grouped(audit.entries, lambda entry: entry.group).items())
+        for number, (group, trials) in enumerate(grouped(audit.records, lambda record: record.group).items())
     ]
-    errors = dict.fromkeys(entry.error for entry in audit.entries if entry.error)
+    errors = dict.fromkeys(record.error for record in audit.records if record.error)
     of = {(group.name, group.defense): group for group in groups}
     style = (PARTS / "style.css").read_text("utf-8")
     script = "".join((PARTS / name).read_text("utf-8") for name in SCRIPTS)
@@ -110,9 +111,9 @@ def render(
             "sheets": {sheet.id: [*sheet.tile, *sheet.step] for sheet in sheets.all.values()},
         },
         date=date,
-        dates=sorted(entry.date for entry in audit.entries if entry.date),
+        dates=sorted(record.date for record in audit.records if record.date),
         groups=groups,
-        hints=_hints(audit.entries),
+        hints=_hints(audit.records),
         labels=labels,
         limits=LIMITS,
         measures=MEASURES,
@@ -123,11 +124,12 @@ def render(
         sheet=_sheet(audit.sheet) if audit.sheet else None,
         sheets=list(sheets.all.values()),
         style=style,
-        trends=trends(audit.entries, labels, styles),
+        trends=trends(audit.records, labels, styles),
         tradeoff=audit.tradeoff,
         tradeoff_columns=COLUMNS,
+        tradeoff_rows=rows(audit.tradeoff) if audit.tradeoff else [],
         tradeoff_chart=tradeoff_chart(audit.tradeoff) if audit.tradeoff else None,
-        tuning=tuning(audit.tuning, maximized=audit.maximized, importance=audit.importance),
+        tuning=tuning(audit.tuning) if audit.tuning else None,
         value_of=value_of,
         verdicts=[(verdict, of.get((verdict.scenario, verdict.defense))) for verdict in verdicts],
     )
@@ -142,17 +144,17 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _weights(trials: Sequence[Entry], labels: Mapping[str, str]) -> list[Weights]:
+def _weights(trials: Sequence[Record], labels: Mapping[str, str]) -> list[Weights]:
     found: list[Weights] = []
-    for entry in trials:
-        if not entry.layer_weights:
+    for record in trials:
+        if not record.layer_weights:
             continue
-        label = labels[entry.key]
-        same = [one for one in found if (one.label, one.values) == (label, entry.layer_weights)]
+        label = labels[record.key]
+        same = [one for one in found if (one.label, one.values) == (label, record.layer_weights)]
         if same:
-            found[found.index(same[0])] = replace(same[0], seeds=(*same[0].seeds, entry.seed))
+            found[found.index(same[0])] = replace(same[0], seeds=(*same[0].seeds, record.seed))
         else:
-            found.append(Weights(label=label, values=entry.layer_weights, seeds=(entry.seed,)))
+            found.append(Weights(label=label, values=record.layer_weights, seeds=(record.seed,)))
     return found
 
 
@@ -160,7 +162,7 @@ def _row_data(row: Row) -> dict[str, Any]:
     """What the slider and the dialog need of one attack's pictures."""
     return {
         "label": row.label,
-        "iterations": row.entry.iterations,
+        "iterations": row.record.iterations,
         "end": row.end,
         "result": row.result,
         "final": row.final.id,
@@ -169,14 +171,14 @@ def _row_data(row: Row) -> dict[str, Any]:
     }
 
 
-def _hints(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+def _hints(records: Sequence[Record]) -> list[tuple[str, str]]:
     """What the reader may wonder about, and a command that helps."""
     hints = []
-    if any(entry.scored and entry.metrics["lpips"] is None for entry in entries):
+    if any(record.scored and record.lpips is None for record in records):
         hints.append(("LPIPS is n/a where its weights were not installed; to fetch them:", "undelta weights lpips"))
-    if any(entry.scored and entry.metrics["ssim"] is None for entry in entries):
+    if any(record.scored and record.ssim is None for record in records):
         hints.append(("SSIM is n/a for images smaller than its 11 x 11 window.", ""))
-    if any(not entry.scored and entry.status == "completed" for entry in entries):
+    if any(not record.scored and record.status == "completed" for record in records):
         hints.append(("Metrics are n/a until a run is scored:", "undelta score RUN --truth TRUTH"))
     return hints
 

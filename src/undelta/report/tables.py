@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from undelta.audit.record import Record
 from undelta.evaluation.metrics import RECOVERED_PSNR
-from undelta.report.read import Entry
 
 MISSING = "n/a"
 
@@ -59,11 +59,11 @@ AVERAGED = tuple(measure for measure in MEASURES if measure.key != "iterations")
 """Measures that are worth a mean."""
 
 
-def value_of(entry: Entry, key: str) -> float | None:
-    """What the entry says for a column."""
-    if key in entry.metrics:
-        return entry.metrics[key]
-    value: float | None = getattr(entry, key)
+def value_of(record: Record, key: str) -> float | None:
+    """What the record says for a column."""
+    if key == "floor":
+        return record.floor.mismatch if record.floor else None
+    value: float | None = getattr(record, key)
     return value
 
 
@@ -96,21 +96,23 @@ class Setting:
     means: Mapping[str, Mean]
 
 
-def settings(entries: Sequence[Entry], labels: Mapping[str, str]) -> list[Setting]:
+def settings(records: Sequence[Record], labels: Mapping[str, str]) -> list[Setting]:
     """Means over seeds, of the trials that were scored."""
     return [
         Setting(
             name=name,
             defense=defense,
             attack=attack,
-            seeds=tuple(entry.seed for entry in trials if entry.scored),
+            seeds=tuple(record.seed for record in trials if record.scored),
             trials=len(trials),
             means={
-                measure.key: mean_of(value_of(entry, measure.key) for entry in trials if entry.scored)
+                measure.key: mean_of(value_of(record, measure.key) for record in trials if record.scored)
                 for measure in MEASURES
             },
         )
-        for (name, defense, attack), trials in grouped(entries, lambda entry: (*entry.group, labels[entry.key])).items()
+        for (name, defense, attack), trials in grouped(
+            records, lambda record: (*record.group, labels[record.key])
+        ).items()
     ]
 
 
@@ -123,28 +125,28 @@ def mean_of(values: Iterable[float | None]) -> Mean:
     return Mean(mean=statistics.fmean(numbers), spread=statistics.stdev(numbers) if len(numbers) > 1 else None)
 
 
-def grouped(entries: Iterable[Entry], key: Any) -> dict[Any, list[Entry]]:
+def grouped(records: Iterable[Record], key: Any) -> dict[Any, list[Record]]:
     """Entries by key, in the order in which keys first occur."""
-    groups: dict[Any, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(key(entry), []).append(entry)
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
     return groups
 
 
-def attack_labels(entries: Sequence[Entry]) -> dict[str, str]:
-    """A name for each entry's attack, by the entry's key; settings are added where one attack has several."""
+def attack_labels(records: Sequence[Record]) -> dict[str, str]:
+    """A name for each record's attack, by the record's key; settings are added where one attack has several."""
     variants: dict[str, list[dict[str, Any]]] = {}
-    for entry in entries:
-        known = variants.setdefault(entry.attack, [])
-        if entry.arguments not in known:
-            known.append(entry.arguments)
+    for record in records:
+        known = variants.setdefault(record.attack, [])
+        if record.arguments not in known:
+            known.append(record.arguments)
     labels = {}
-    for entry in entries:
-        others = variants[entry.attack]
+    for record in records:
+        others = variants[record.attack]
         keys = sorted({key for arguments in others for key in arguments})
         differing = [key for key in keys if len({json.dumps(arguments.get(key)) for arguments in others}) > 1]
-        words = [f"{key}={_plain(entry.arguments[key])}" for key in differing if key in entry.arguments]
-        labels[entry.key] = f"{entry.attack} ({', '.join(words)})" if words else entry.attack
+        words = [f"{key}={_plain(record.arguments[key])}" for key in differing if key in record.arguments]
+        labels[record.key] = f"{record.attack} ({', '.join(words)})" if words else record.attack
     return labels
 
 

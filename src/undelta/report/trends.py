@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from undelta.audit.record import Record
 from undelta.report.charts import SMALL, Chart, Series, chart
-from undelta.report.read import Entry
 from undelta.report.tables import MEASURES, Measure, flat, grouped, value_of
 
 SHOWN = tuple(measure for measure in MEASURES if measure.key in ("psnr", "ssim", "lpips", "fraction_recovered"))
@@ -32,12 +32,12 @@ class Trend:
     charts: tuple[Chart, ...]
 
 
-def trends(entries: Sequence[Entry], labels: Mapping[str, str], styles: Mapping[str, int]) -> list[Trend]:
+def trends(records: Sequence[Record], labels: Mapping[str, str], styles: Mapping[str, int]) -> list[Trend]:
     """Charts per field that varies, and for the defense; empty if nothing varies."""
-    scored = [entry for entry in entries if entry.scored]
+    scored = [record for record in records if record.scored]
     fields = varying(scored)
     found = []
-    named = 1 < len({entry.defense for entry in scored}) <= MOST_NAMES
+    named = 1 < len({record.defense for record in scored}) <= MOST_NAMES
     # A scenario's defenses are tables; the named defense, which has them, is the axis that people can read.
     for name in [*(field for field in fields if field != "defenses"), *(["defense"] if named else [])]:
         axis = _axis(name, fields, scored) if name in fields else _defense_axis(scored)
@@ -46,9 +46,9 @@ def trends(entries: Sequence[Entry], labels: Mapping[str, str], styles: Mapping[
     return found
 
 
-def varying(entries: Sequence[Entry]) -> list[str]:
+def varying(records: Sequence[Record]) -> list[str]:
     """The fields of the scenario that take more than one value, the known ones first."""
-    flats = [flat(entry.scenario) for entry in entries]
+    flats = [flat(record.scenario) for record in records]
     names = dict.fromkeys((*TITLES, *(key for values in flats for key in values)))
     # A scored run notes the seed of its data among the scenario's fields.
     return [name for name in names if name != "seed" and len({_text(values.get(name)) for values in flats}) > 1]
@@ -60,78 +60,78 @@ class _Axis:
 
     title: str
     ticks: Sequence[tuple[float, str]]
-    place: Callable[[Entry], float]
-    setting: Callable[[Entry], tuple[Any, ...]]
+    place: Callable[[Record], float]
+    setting: Callable[[Record], tuple[Any, ...]]
     """All else that varies."""
     log: bool = False
     numeric: bool = True
 
 
-def _axis(name: str, fields: Sequence[str], entries: Sequence[Entry]) -> _Axis:
+def _axis(name: str, fields: Sequence[str], records: Sequence[Record]) -> _Axis:
     others = [field for field in fields if field != name]
-    values: list[Any] = [flat(entry.scenario).get(name) for entry in entries]
+    values: list[Any] = [flat(record.scenario).get(name) for record in records]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     known = {_text(value): value for value in values}
     ordered = sorted(known, key=lambda text: known[text]) if numeric else list(known)
     places = {text: float(known[text]) if numeric else float(index) for index, text in enumerate(ordered)}
     low, high = min(places.values()), max(places.values())
 
-    def setting(entry: Entry) -> tuple[Any, ...]:
-        values = flat(entry.scenario)
-        return (entry.seed, *(_text(values.get(field)) for field in others))
+    def setting(record: Record) -> tuple[Any, ...]:
+        values = flat(record.scenario)
+        return (record.seed, *(_text(values.get(field)) for field in others))
 
     return _Axis(
         title=TITLES.get(name, name),
         ticks=[(places[text], text) for text in ordered],
-        place=lambda entry: places[_text(flat(entry.scenario).get(name))],
+        place=lambda record: places[_text(flat(record.scenario).get(name))],
         setting=setting,
         log=numeric and 0 < WIDE * low <= high,
         numeric=numeric,
     )
 
 
-def _defense_axis(entries: Sequence[Entry]) -> _Axis:
-    names = list(dict.fromkeys(entry.defense for entry in entries))
+def _defense_axis(records: Sequence[Record]) -> _Axis:
+    names = list(dict.fromkeys(record.defense for record in records))
     return _Axis(
         title="defense",
         ticks=[(float(index), name) for index, name in enumerate(names)],
-        place=lambda entry: float(names.index(entry.defense)),
-        setting=lambda entry: (entry.seed, entry.name),
+        place=lambda record: float(names.index(record.defense)),
+        setting=lambda record: (record.seed, record.name),
         numeric=False,
     )
 
 
 def _against(
-    measure: Measure, axis: _Axis, entries: Sequence[Entry], labels: Mapping[str, str], styles: Mapping[str, int]
+    measure: Measure, axis: _Axis, records: Sequence[Record], labels: Mapping[str, str], styles: Mapping[str, int]
 ) -> Chart | None:
     """Points per trial, and per attack a line through means over settings that were measured at every value.
 
     Where something else varies too, a mean over whatever happens to be there would compare different things.
     """
     names = dict(axis.ticks)
-    measured = [entry for entry in entries if value_of(entry, measure.key) is not None]
+    measured = [record for record in records if value_of(record, measure.key) is not None]
     series = []
-    for label, trials in grouped(measured, lambda entry: labels[entry.key]).items():
-        places = sorted({axis.place(entry) for entry in trials})
-        by_place = {at: [entry for entry in trials if axis.place(entry) == at] for at in places}
+    for label, trials in grouped(measured, lambda record: labels[record.key]).items():
+        places = sorted({axis.place(record) for record in trials})
+        by_place = {at: [record for record in trials if axis.place(record) == at] for at in places}
         series.append(
             Series(
                 name=label,
                 style=styles[label],
-                points=[(axis.place(entry), _value(entry, measure)) for entry in trials],
+                points=[(axis.place(record), _value(record, measure)) for record in trials],
                 texts=[
-                    f"{entry.name}, defense {entry.defense}, seed {entry.seed}: "
-                    f"{measure.title} {measure.show(_value(entry, measure))}"
-                    for entry in trials
+                    f"{record.name}, defense {record.defense}, seed {record.seed}: "
+                    f"{measure.title} {measure.show(_value(record, measure))}"
+                    for record in trials
                 ],
                 line=False,
             )
         )
-        common = set.intersection(*({axis.setting(entry) for entry in found} for found in by_place.values()))
+        common = set.intersection(*({axis.setting(record) for record in found} for found in by_place.values()))
         if len(by_place) < 2 or not common:
             continue
         means = [
-            (at, statistics.fmean(_value(entry, measure) for entry in found if axis.setting(entry) in common))
+            (at, statistics.fmean(_value(record, measure) for record in found if axis.setting(record) in common))
             for at, found in by_place.items()
         ]
         texts = [f"{axis.title} {names[at]}: mean {measure.title} {measure.show(mean)}" for at, mean in means]
@@ -151,8 +151,8 @@ def _against(
     )
 
 
-def _value(entry: Entry, measure: Measure) -> float:
-    value = value_of(entry, measure.key)
+def _value(record: Record, measure: Measure) -> float:
+    value = value_of(record, measure.key)
     assert value is not None  # noqa: S101 (chosen so by the caller)
     return value
 

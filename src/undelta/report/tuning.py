@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from undelta.audit.tuning_file import Evaluation, TuningFile
 from undelta.report.charts import Chart, Series, chart
-from undelta.report.read import TuningTrial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +13,7 @@ class Tuning:
     """The chart, and the trial that was best."""
 
     chart: Chart
-    best: TuningTrial
+    best: Evaluation
     trials: int
     failed: int
     pruned: int = 0
@@ -23,10 +22,9 @@ class Tuning:
     """Parameters, their shares, and lengths of bars in percent; the largest first."""
 
 
-def tuning(
-    trials: Sequence[TuningTrial], *, maximized: bool = False, importance: Mapping[str, float] | None = None
-) -> Tuning | None:
+def tuning(file: TuningFile) -> Tuning | None:
     """The cumulative minimum over trials, or maximum; None if no trial has a value."""
+    trials, maximized = file.trials, file.direction == "maximize"
     better, extreme, superlative = (max, "maximum", "largest") if maximized else (min, "minimum", "smallest")
     valued = [
         (trial, trial.value) for trial in sorted(trials, key=lambda trial: trial.number) if trial.value is not None
@@ -62,7 +60,7 @@ def tuning(
     assert drawn is not None  # noqa: S101 (there are values)
     best = better(valued, key=lambda pair: pair[1])[0]
     pruned = sum(trial.value is None and trial.state == "pruned" for trial in trials)
-    shares = sorted((importance or {}).items(), key=lambda pair: -pair[1])
+    shares = sorted(file.importance.items(), key=lambda pair: -pair[1])
     bars = tuple((name, share, round(min(max(share, 0.0), 1.0) * 100, 2)) for name, share in shares)
     return Tuning(
         chart=drawn,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from undelta.report.read import Audit, Entry, Verdict
-from undelta.report.tables import MEASURES, grouped
+from undelta.audit.record import Record
+from undelta.audit.verdict import Verdict
+from undelta.report.read import Audit
+from undelta.report.tables import MEASURES, grouped, value_of
 
 LIMITS = (
     "A poor reconstruction shows that these attacks, with these settings and iterations, did not recover these images. "
@@ -23,23 +25,23 @@ def verdicts(audit: Audit, labels: Mapping[str, str]) -> list[Verdict]:
     An audit judges some scenarios without trials of their own, where another one asks for the very same; they follow.
     """
     said = {(verdict.scenario, verdict.defense): verdict for verdict in audit.verdicts}
-    groups = grouped(audit.entries, lambda entry: entry.group)
+    groups = grouped(audit.records, lambda record: record.group)
     stated = [
-        said.get(group) or Verdict(scenario=group[0], defense=group[1], level="", text=numbers(trials, labels))
+        said.get(group) or Verdict(scenario=group[0], defense=group[1], text=numbers(trials, labels))
         for group, trials in groups.items()
     ]
     return stated + [verdict for group, verdict in said.items() if group not in groups]
 
 
-def numbers(trials: Sequence[Entry], labels: Mapping[str, str]) -> str:
+def numbers(trials: Sequence[Record], labels: Mapping[str, str]) -> str:
     """The closest reconstruction of a scenario, without a judgment."""
-    scored = [entry for entry in trials if entry.scored]
+    scored = [record for record in trials if record.scored]
     if not scored:
         return "Nothing was measured: no trial of this scenario has been scored."
-    closest = max(scored, key=lambda entry: (entry.metrics["ssim"] or 0.0, entry.metrics["psnr"] or 0.0))
-    shown = {measure.key: measure.show(closest.metrics.get(measure.key)) for measure in MEASURES}
+    closest = max(scored, key=lambda record: (record.ssim or 0.0, record.psnr or 0.0))
+    shown = {measure.key: measure.show(value_of(closest, measure.key)) for measure in MEASURES}
     count = f" over {len(closest.images)} images" if closest.images else ""
-    best = max((image["psnr"] for image in closest.images if image["psnr"] is not None), default=None)
+    best = max((image.psnr for image in closest.images if image.psnr is not None), default=None)
     text = (
         f"The closest reconstruction came from {labels[closest.key]} (seed {closest.seed}"
         + (f", {closest.iterations} iterations" if closest.iterations is not None else "")

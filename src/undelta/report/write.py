@@ -36,13 +36,13 @@ def write_report(directory: str | Path) -> Path:
     """
     directory = Path(directory)
     audit = read_audit(directory)
-    labels = attack_labels(audit.entries)
-    means = settings(audit.entries, labels)
+    labels = attack_labels(audit.records)
+    means = settings(audit.records, labels)
     statements = verdicts(audit, labels)
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     contents = {
         "report.md": markdown(audit, statements, means, labels, date),
-        "report.csv": csv_table(audit.entries, labels),
+        "report.csv": csv_table(audit.records, labels),
         "report.tex": latex(audit, means),
         "report.html": render(audit, statements, means, labels, date),
     }

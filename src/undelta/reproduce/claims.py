@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from undelta.report.read import TuningTrial
+from undelta.audit.tuning_file import Evaluation
 from undelta.reproduce import published
 from undelta.reproduce.published import APPROXIMATION, AWA, GENG, LINEAR, METRICS
 from undelta.reproduce.reproductions import RIVALS, STRONGEST, TUNED, Reproduction
@@ -35,7 +35,7 @@ class Claim:
 def claims_of(
     reproduction: Reproduction,
     results: Results,
-    tuning: Sequence[TuningTrial] = (),
+    tuning: Sequence[Evaluation] = (),
     *,
     random: int = published.TUNING_RANDOM,
 ) -> list[Claim]:
@@ -152,8 +152,8 @@ def _change(gain: Advantage, first: Measured, second: Measured) -> str:
     text = f"{measure.title} {measure.show(gain.second)} to {measure.show(gain.first)}"
     if gain.second:
         text += f" ({_relative(gain, first, second)})"
-    if gain.seeds < len(first.entries):
-        text += f" over {gain.seeds} of {len(first.entries)} seeds"
+    if gain.seeds < len(first.records):
+        text += f" over {gain.seeds} of {len(first.records)} seeds"
     return text if gain.sign else f"{text}, within the spread"
 
 
@@ -219,7 +219,7 @@ def _recognized(says: str, results: Results) -> Claim:
     return Claim(says=says, outcome=outcome, numbers="; ".join(words) + ".")
 
 
-def _falling(tuning: Sequence[TuningTrial], random: int) -> Claim:
+def _falling(tuning: Sequence[Evaluation], random: int) -> Claim:
     says = "Bayesian optimization finds lower f(Q) as trials go on"
     blind = [trial.value for trial in tuning if trial.value is not None and trial.number < random]
     guided = [trial.value for trial in tuning if trial.value is not None and trial.number >= random]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from undelta.audit.pictures import write_sheet
+from undelta.audit.tuning_file import TuningFile
 from undelta.recording import write_bytes
 from undelta.report.charts import Series, chart
 from undelta.report.pictures import read_pictures
-from undelta.report.read import TuningTrial
 from undelta.report.svg import svg
+from undelta.report.tables import value_of
 from undelta.report.tuning import tuning as drawn_tuning
 from undelta.reproduce.published import METRICS
 from undelta.reproduce.reproductions import Reproduction
@@ -79,10 +80,14 @@ def _over_methods(results: Results, metric: str) -> list[Series]:
 def _series(name: str, style: int, cells: Sequence[Measured], metric: str) -> list[Series]:
     """All seeds as points, and a line through their means."""
     points = [
-        (float(place), value, f"{cell.cell.method}, {cell.cell.here}, seed {entry.seed}: {QUALITY[metric].show(value)}")
+        (
+            float(place),
+            value,
+            f"{cell.cell.method}, {cell.cell.here}, seed {record.seed}: {QUALITY[metric].show(value)}",
+        )
         for place, cell in enumerate(cells)
-        for entry in cell.scored
-        if (value := entry.metrics[metric]) is not None
+        for record in cell.scored
+        if (value := value_of(record, metric)) is not None
     ]
     means = [(float(place), mean, "") for place, cell in enumerate(cells) if (mean := cell.value(metric)) is not None]
     return [_points(name, style, points), _line(name, style, means)]
@@ -115,20 +120,22 @@ def _points(name: str, style: int, points: list[tuple[float, float, str]]) -> Se
     )
 
 
-def write_pictures(reproduction: Reproduction, results: Results, directory: Path) -> str | None:
+def write_pictures(
+    reproduction: Reproduction, results: Results, files: Mapping[str, Path], directory: Path
+) -> str | None:
     """Originals of the first seed, and below them what each method made of every case with the same originals."""
     rows = []
     originals: torch.Tensor | None = None
     for one in results.cells:
-        path = one.entries[0].pictures if one.entries else None
+        path = files.get(one.records[0].key) if one.records else None
         if path is None:
             continue
         pictures = read_pictures(path, most=MOST_IMAGES)
         if originals is None:
             originals = pictures.originals
-            rows.append((f"Private images (seed {one.entries[0].seed})", originals / 255))
+            rows.append((f"Private images (seed {one.records[0].seed})", originals / 255))
         if originals.shape == pictures.originals.shape and torch.equal(originals, pictures.originals):
-            numbers = f"PSNR {QUALITY['psnr'].show(one.entries[0].metrics['psnr'])} dB"
+            numbers = f"PSNR {QUALITY['psnr'].show(one.records[0].psnr)} dB"
             rows.append((f"{one.cell.method}, {one.cell.here}: {numbers}", pictures.reconstruction / 255))
     if not rows:
         return None
@@ -137,9 +144,9 @@ def write_pictures(reproduction: Reproduction, results: Results, directory: Path
     return name
 
 
-def write_tuning(reproduction: Reproduction, trials: tuple[TuningTrial, ...], directory: Path) -> str | None:
+def write_tuning(reproduction: Reproduction, file: TuningFile, directory: Path) -> str | None:
     """The cumulative minimum over the trials of a tuning (AWA fig_loss_BO)."""
-    found = drawn_tuning(trials)
+    found = drawn_tuning(file)
     if found is None:
         return None
     name = f"{reproduction.name}-minimum.svg"

@@ -38,8 +38,6 @@ class Asked:
     data: str
     seeds: tuple[int, ...]
     names: tuple[str, ...]
-    order: tuple[str, ...] = ()
-    """Scenarios and attacks as tables have them; a report keeps to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,14 +173,12 @@ def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
                 checked(trial.scenario, f"{name}, {cell.here}")
                 make_attack(trial.attack, trial.arguments)
                 trials.setdefault(trial.key, trial)
-    order = dict.fromkeys(word for trial in trials.values() for word in (trial.name, trial.attack))
     title = f"The paper's experiments at {scale.name} scale"
     values = {
         "scale": asked.scale,
         "data": asked.data,
         "seeds": asked.seeds,
         "names": asked.names,
-        "order": list(order),
     }
     head = ["# Made by `undelta reproduce`, which goes on here.", *toml_lines({"name": title}), "", "[reproduction]"]
     text = "\n".join([*head, *toml_lines(values), ""])
@@ -211,7 +207,7 @@ def _render(wanted: Sequence[Reproduction], asked: Asked, out: Path) -> dict[str
     for name in asked.names:
         reproduction = REPRODUCTIONS[name]
         cells = cells_of(reproduction, scale, data=asked.data, seeds=asked.seeds, tuned=tuned)
-        found[name] = write_reproduction(reproduction, gather(cells, audit.entries), audit, setting)
+        found[name] = write_reproduction(reproduction, gather(cells, audit.records), audit, setting)
     lines = [f"# Which of the paper's claims hold at {scale.name} scale", "", f"That is {scale.says}.", ""]
     for name, claims in found.items():
         lines += [f"## [{REPRODUCTIONS[name].title}]({name}.md)", ""]

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from undelta.audit.tuning_file import Evaluation
 from undelta.recording import write_bytes
 from undelta.report.exports import escape, table_row, table_rule, tex
-from undelta.report.read import Audit, TuningTrial
+from undelta.report.read import Audit
 from undelta.report.tables import MISSING
 from undelta.reproduce import published
 from undelta.reproduce.claims import Claim, claims_of
@@ -34,12 +35,13 @@ class Setting:
 
 def write_reproduction(reproduction: Reproduction, results: Results, audit: Audit, setting: Setting) -> list[Claim]:
     """Write all files of one reproduction beside its records, and say which claims hold."""
-    tuning = audit.tuning if reproduction.tunes else ()
+    file = audit.tuning if reproduction.tunes else None
+    tuning = file.trials if file else ()
     claims = claims_of(reproduction, results, tuning, random=setting.scale.tuning_random)
     figures = write_charts(reproduction, results, audit.directory)
-    if reproduction.tunes and (minimum := write_tuning(reproduction, tuning, audit.directory)):
+    if file and (minimum := write_tuning(reproduction, file, audit.directory)):
         figures.insert(0, minimum)
-    pictures = write_pictures(reproduction, results, audit.directory)
+    pictures = write_pictures(reproduction, results, audit.pictures, audit.directory)
     contents = {
         "md": "\n".join(_markdown(reproduction, results, setting, claims, tuning, figures, pictures)) + "\n",
         "csv": _csv(results, setting),
@@ -59,7 +61,7 @@ def _markdown(
     results: Results,
     setting: Setting,
     claims: Sequence[Claim],
-    tuning: Sequence[TuningTrial],
+    tuning: Sequence[Evaluation],
     figures: Sequence[str],
     pictures: str | None,
 ) -> Iterator[str]:
@@ -105,7 +107,7 @@ def _printed(one: Measured, metric: str) -> str:
     return DASH if one.cell.figures is None else QUALITY[metric].show(getattr(one.cell.figures, metric))
 
 
-def _weights(tuning: Sequence[TuningTrial]) -> Iterator[str]:
+def _weights(tuning: Sequence[Evaluation]) -> Iterator[str]:
     valued = [(trial.value, trial) for trial in tuning if trial.value is not None]
     best = min(valued, key=lambda pair: pair[0])[1] if valued else None
     yield from table_rule(["Parameter"], ["Search range", "Paper", "Ours"], [])
@@ -116,11 +118,12 @@ def _weights(tuning: Sequence[TuningTrial]) -> Iterator[str]:
 
 
 def _problems(results: Results) -> Iterator[str]:
-    errors = {entry.key: entry for one in results.cells for entry in one.entries if entry.error}
+    errors = {record.key: record for one in results.cells for record in one.records if record.error}
     if errors:
         yield from ("", "## Trials without numbers", "")
-    for entry in errors.values():
-        yield f"- {escape(entry.name)}, {entry.attack}, seed {entry.seed}: {entry.status}: {escape(entry.error or '')}"
+    for record in errors.values():
+        words = f"{escape(record.name)}, {record.attack}, seed {record.seed}: {record.status}"
+        yield f"- {words}: {escape(record.error or '')}"
 
 
 def _csv(results: Results, setting: Setting) -> str:
@@ -143,7 +146,7 @@ def _csv(results: Results, setting: Setting) -> str:
                     mean.mean,
                     mean.spread,
                     len(one.scored),
-                    len(one.entries),
+                    len(one.records),
                     one.cell.reason,
                 ]
             )

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from undelta.report.read import UNFINISHED, Entry
-from undelta.report.tables import MEASURES, Mean, Measure, mean_of
+from undelta.audit.record import UNFINISHED, Record
+from undelta.report.tables import MEASURES, Mean, Measure, mean_of, value_of
 from undelta.reproduce.published import METRICS
 from undelta.reproduce.reproductions import Cell
 
@@ -45,17 +45,17 @@ class Measured:
     """A cell with its records."""
 
     cell: Cell
-    entries: tuple[Entry, ...]
+    records: tuple[Record, ...]
     """One per seed."""
 
     @property
-    def scored(self) -> tuple[Entry, ...]:
+    def scored(self) -> tuple[Record, ...]:
         """Those with numbers."""
-        return tuple(entry for entry in self.entries if entry.scored)
+        return tuple(record for record in self.records if record.scored)
 
     def mean(self, metric: str) -> Mean:
         """Over seeds."""
-        return mean_of(entry.metrics[metric] for entry in self.scored)
+        return mean_of(value_of(record, metric) for record in self.scored)
 
     def value(self, metric: str) -> float | None:
         """The mean alone."""
@@ -65,24 +65,24 @@ class Measured:
         """A cell of the table: the number, or why there is none."""
         if self.cell.reason:
             return self.cell.reason
-        statuses = [entry.status for entry in self.entries if not entry.scored]
+        statuses = [record.status for record in self.records if not record.scored]
         if not self.scored:
             return ", ".join(dict.fromkeys(statuses)) or UNFINISHED
         text = self.mean(metric).show(QUALITY[metric])
         if statuses:
-            text += f" ({len(self.scored)} of {len(self.entries)} seeds)"
-        diverged = sum(entry.status == "diverged" for entry in self.scored)
+            text += f" ({len(self.scored)} of {len(self.records)} seeds)"
+        diverged = sum(record.status == "diverged" for record in self.scored)
         return f"{text} ({diverged} diverged)" if diverged else text
 
     def recognizable(self) -> float | None:
         """The share of images, over all seeds, whose SSIM an audit calls recognizable."""
-        values = [image["ssim"] for entry in self.scored for image in entry.images]
+        values = [image.ssim for record in self.scored for image in record.images]
         known = [value for value in values if value is not None]
         return sum(value >= RECOGNIZABLE for value in known) / len(known) if known else None
 
     def seconds_per_iteration(self) -> float | None:
         """Over all seeds."""
-        pairs = [(entry.seconds, entry.iterations) for entry in self.scored]
+        pairs = [(record.seconds, record.iterations) for record in self.scored]
         rates = [seconds / iterations for seconds, iterations in pairs if seconds is not None and iterations]
         return statistics.fmean(rates) if rates else None
 
@@ -118,7 +118,7 @@ class Results:
     @property
     def wanted(self) -> int:
         """Trials in all."""
-        return sum(len(one.entries) for one in self.cells)
+        return sum(len(one.records) for one in self.cells)
 
     @property
     def done(self) -> int:
@@ -126,27 +126,14 @@ class Results:
         return sum(len(one.scored) for one in self.cells)
 
 
-def gather(cells: Sequence[Cell], entries: Iterable[Entry]) -> Results:
+def gather(cells: Sequence[Cell], records: Iterable[Record]) -> Results:
     """Put the records of a directory where they belong; trials that are not there yet are unfinished."""
-    by_key = {entry.key: entry for entry in entries}
+    by_key = {record.key: record for record in records}
     return Results(
         cells=tuple(
             Measured(
                 cell=cell,
-                entries=tuple(
-                    by_key.get(trial.key)
-                    or Entry(
-                        key=trial.key,
-                        name=trial.name,
-                        defense=trial.defense,
-                        scenario={},
-                        attack=trial.attack,
-                        arguments=dict(trial.arguments),
-                        seed=trial.seed,
-                        status=UNFINISHED,
-                    )
-                    for trial in cell.trials
-                ),
+                records=tuple(by_key.get(trial.key) or trial.unmeasured() for trial in cell.trials),
             )
             for cell in cells
         )
@@ -155,7 +142,7 @@ def gather(cells: Sequence[Cell], entries: Iterable[Entry]) -> Results:
 
 def advantage(first: Measured, second: Measured, metric: str) -> Advantage | None:
     """How much better the first is; seed by seed, since seeds draw other images. None without a common seed."""
-    values = [{entry.seed: entry.metrics[metric] for entry in one.scored} for one in (first, second)]
+    values = [{record.seed: value_of(record, metric) for record in one.scored} for one in (first, second)]
     pairs = [(values[0][seed], values[1][seed]) for seed in values[0] if seed in values[1]]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     differences = [RISES[metric] * (a - b) for a, b in known]

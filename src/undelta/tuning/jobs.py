@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from undelta.attacker.attack import Watch
 from undelta.attacker.attacks import ATTACKS
-from undelta.attacker.matching import Watch
 from undelta.audit.audits import ended_by_sigterm
 from undelta.audit.config import load_scenario
 from undelta.audit.engines import Processes
@@ -26,6 +26,7 @@ from undelta.audit.trial import Trial
 from undelta.client.datasets import origin_of
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
+from undelta.engine import MEMORY
 from undelta.engine.devices import device_of
 from undelta.errors import ConfigError, UndeltaError
 from undelta.observation import Observation
@@ -66,6 +67,7 @@ def tune_job(
     workers: int = 1,
     threads: int | None = None,
     device: str = "auto",
+    memory: int = MEMORY,
     checkpoint_seconds: float = 30.0,
     line: Line | None = None,
 ) -> Tuned:
@@ -92,6 +94,7 @@ def tune_job(
         workers: Evaluations at a time.
         threads: Of each evaluation; None leaves torch's number for one worker, and is one for several.
         device: Where attacks run.
+        memory: Bytes that they may keep in order to save time.
         checkpoint_seconds: What a kill may cost.
         line: Shows progress.
     """
@@ -137,6 +140,7 @@ def tune_job(
         checkpoint_seconds=checkpoint_seconds,
         model=model,
         device=device,
+        memory=memory,
         home=str(Path.cwd()),
     )
     slots = join(job, plan)
@@ -187,7 +191,7 @@ def _work_here(job: Job, slots: Slots, objective: Objective, out: Path, line: Li
         return line.watch(slot)
 
     while slots.unfinished():
-        evaluate(slots, objective, out, checkpoint_seconds=job.checkpoint_seconds, show=show)
+        evaluate(slots, objective, out, checkpoint_seconds=job.checkpoint_seconds, memory=job.memory, show=show)
         line.update(slots.finished())
         if slots.unfinished():  # others are at the rest, here or elsewhere
             time.sleep(POLL_SECONDS)
@@ -227,6 +231,7 @@ def final_job(
     out: Path,
     steps: int | None,
     device: str = "auto",
+    memory: int = MEMORY,
     checkpoint_seconds: float = 30.0,
     watch: Watch | None = None,
 ) -> Record:
@@ -237,6 +242,7 @@ def final_job(
         out: Its directory.
         steps: Iterations; None is the attack's own number.
         device: Where it runs.
+        memory: Bytes that it may keep in order to save time.
         checkpoint_seconds: What a kill may cost.
         watch: Is told of progress.
     """
@@ -244,8 +250,8 @@ def final_job(
     number = steps or inspect.signature(ATTACKS[plan.attack]).parameters["steps"].default
     arguments = {**plan.arguments, **tuned.settings, "steps": number}
     earlier = read_results(out)[0] if (out / "results.json").exists() else None
-    same = earlier is not None and earlier.get("attack_arguments") == arguments
-    if earlier and same and earlier["status"] != "interrupted":
+    same = earlier is not None and earlier.arguments == arguments
+    if earlier and same and earlier.status != "interrupted":
         return earlier
     run = partial(
         attack_job,
@@ -257,6 +263,7 @@ def final_job(
         model=tuned.model,
         checkpoint_seconds=checkpoint_seconds,
         device=device,
+        memory=memory,
         watch=watch,
     )
     try:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import RECORD_EVERY, Watch
+from undelta.attacker.attack import Run
 from undelta.attacker.reconstruction import Moment, Reconstruction
+from undelta.attacker.run import RECORD_EVERY
 from undelta.audit.config import make_attack
-from undelta.audit.trial import journal_key
+from undelta.audit.trial import checkpoint_key
 from undelta.observation import Observation
 
 Direction = Literal["minimize", "maximize"]
 Report = Callable[[int, float], None]
 """Called with a step and the value there; raises if the evaluation is to end."""
 
-OpenJournal = Callable[[str, str], Journal | None]
-"""The checkpoints of a part of the evaluation, by its name and the key that says what they belong to."""
+OpenRun = Callable[[str, str], Run]
+"""The run of a part of the evaluation, by its name and the key that says what its checkpoints belong to."""
 
 RUNGS = 10  # parts of the way; after each but the last an attack is compared with the others
 
@@ -32,14 +33,13 @@ class Objective(Protocol):
 
     direction: Direction
 
-    def __call__(self, settings: Mapping[str, Any], *, report: Report, journal: OpenJournal, watch: Watch) -> float:
+    def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
         """The value; equal settings give equal values.
 
         Args:
             settings: Of the attack.
             report: Is told of values on the way, so that hopeless evaluations end early.
-            journal: Gives checkpoints.
-            watch: Is told of every point of the attack's history; raises if the evaluation is no longer ours.
+            open_run: Gives what watches an attack, which raises if the evaluation is no longer ours, and checkpoints.
         """
 
 
@@ -54,16 +54,22 @@ class Mismatch:
     def __init__(self, observation: Observation, *, attack: str, arguments: Mapping[str, Any], seed: int) -> None:
         self.observation, self.attack, self.arguments, self.seed = observation, attack, dict(arguments), seed
 
-    def __call__(self, settings: Mapping[str, Any], *, report: Report, journal: OpenJournal, watch: Watch) -> float:
+    def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
         """The mismatch at these settings."""
 
-        def look(moment: Moment, total: int) -> None:
-            watch(moment, total)
-            if _rung(moment.iteration, total) > _rung(max(moment.iteration - RECORD_EVERY, 0), total):
-                report(moment.iteration, moment.mismatch)
+        def open_looking(part: str, key: str) -> Run:
+            run = open_run(part, key)
+
+            def look(moment: Moment, total: int) -> None:
+                run.tell(moment, total)
+                if _rung(moment.iteration, total) > _rung(max(moment.iteration - RECORD_EVERY, 0), total):
+                    report(moment.iteration, moment.mismatch)
+
+            return replace(run, watch=look)
 
         arguments = {**self.arguments, **settings}
-        return finite(run_attack(self.observation, self.attack, arguments, self.seed, journal, "attack", look).mismatch)
+        result = run_attack(self.observation, self.attack, arguments, self.seed, "attack", open_looking)
+        return finite(result.mismatch)
 
 
 def _rung(iteration: int, total: int) -> int:
@@ -75,13 +81,12 @@ def run_attack(
     attack: str,
     arguments: Mapping[str, Any],
     seed: int,
-    journal: OpenJournal,
     part: str,
-    watch: Watch,
+    open_run: OpenRun,
 ) -> Reconstruction:
     """One attack with its checkpoints; Ctrl-C ends the whole tuning, not only the attack."""
-    checkpoints = journal(part, journal_key(observation, attack, arguments, seed))
-    result = make_attack(attack, arguments)(observation, seed=seed, watch=watch, journal=checkpoints)
+    run = open_run(part, checkpoint_key(observation, attack, arguments, seed))
+    result = make_attack(attack, arguments)(observation, seed=seed, run=run)
     if result.status == "interrupted":
         raise KeyboardInterrupt
     return result

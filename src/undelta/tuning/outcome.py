@@ -13,29 +13,15 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
+from undelta.audit.tuning_file import TUNING, Evaluation, TuningFile
 from undelta.errors import DataError
 from undelta.recording import write_bytes
 from undelta.tuning.box import settings_of
 from undelta.tuning.plan import Plan
 from undelta.tuning.proposals import DIVERGED, SLOT
 
-SCHEMA = 1
-TUNING = "tuning.json"
 WEIGHTS = "weights.toml"
 FEWEST = 10  # completed trials from which on importances are more than noise
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """One trial; a pruned one has no value, but a last report."""
-
-    number: int
-    """Its place in line, from 0."""
-    state: str
-    value: float | None
-    last: float | None
-    parameters: Mapping[str, float]
-    seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,17 +94,16 @@ def importances(plan: Plan, finished: Sequence[FrozenTrial]) -> dict[str, float]
 def write_outcome(tuned: Tuned, directory: Path) -> None:
     """Write what was found."""
     plan = tuned.plan
-    content = {
-        "schema": SCHEMA,
-        "objective": plan.objective,
-        "direction": plan.direction,
-        "study": plan.name,
-        "settings": asdict(plan),
-        "best": {"number": tuned.best.number, "value": tuned.best.value, "settings": tuned.settings},
-        "importance": dict(tuned.importance),
-        "trials": [asdict(trial) for trial in tuned.trials],
-    }
-    write_bytes(directory / TUNING, json.dumps(content, indent=1, allow_nan=False).encode())
+    content = TuningFile(
+        objective=plan.objective,
+        direction=plan.direction,
+        study=plan.name,
+        settings=asdict(plan),
+        best={"number": tuned.best.number, "value": tuned.best.value, "settings": tuned.settings},
+        importance=dict(tuned.importance),
+        trials=tuned.trials,
+    )
+    write_bytes(directory / TUNING, json.dumps(asdict(content), indent=1, allow_nan=False).encode())
     write_bytes(directory / WEIGHTS, weights_toml(tuned).encode())
 
 

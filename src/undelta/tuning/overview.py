@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from undelta.attacker.matching import Watch
+from undelta.attacker.attack import Watch
 from undelta.attacker.reconstruction import Moment
 from undelta.tuning.outcome import Tuned, measured
 from undelta.tuning.plan import Plan

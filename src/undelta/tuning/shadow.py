@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undelta.attacker.matching import Watch
 from undelta.client.datasets import Dataset, open_dataset, pick
 from undelta.client.local import train
 from undelta.client.private import Private
@@ -23,7 +22,7 @@ from undelta.errors import ConfigError
 from undelta.evaluation.score import score
 from undelta.observation import Observation
 from undelta.seeding import stream
-from undelta.tuning.objective import Direction, OpenJournal, Report, finite, run_attack
+from undelta.tuning.objective import Direction, OpenRun, Report, finite, run_attack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +112,13 @@ class ShadowQuality:
         self.shadows = [cast_shadow(observation, public, seed=seed, draw=draw) for draw in range(draws)]
         self.attack, self.arguments, self.seed = attack, dict(arguments), seed
 
-    def __call__(self, settings: Mapping[str, Any], *, report: Report, journal: OpenJournal, watch: Watch) -> float:
+    def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
         """The quality at these settings; after each client the mean so far is reported."""
         arguments = {**self.arguments, **settings}
         total = 0.0
         for number, shadow in enumerate(self.shadows):
             part = f"shadow-{number}"
-            result = run_attack(shadow.observation, self.attack, arguments, self.seed, journal, part, watch)
+            result = run_attack(shadow.observation, self.attack, arguments, self.seed, part, open_run)
             total += finite(score(result, shadow.truth).psnr)
             if number + 1 < len(self.shadows):
                 report(number, total / (number + 1))

@@ -11,12 +11,12 @@ import optuna
 import torch
 from optuna.exceptions import UpdateFinishedTrialError
 
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Watch
+from undelta.attacker.attack import Run, Watch
+from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Moment
 from undelta.audit.claims import STALE_SECONDS, Claims
+from undelta.engine import MEMORY
 from undelta.engine.devices import device_of
-from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.recording import load_observation
 from undelta.tuning.box import settings_of
@@ -46,6 +46,7 @@ class Job:
     checkpoint_seconds: float = 30.0
     model: str | None = None
     device: str = "auto"
+    memory: int = MEMORY
     home: str = ""
     """The directory from which relative paths of data and models count."""
 
@@ -59,7 +60,8 @@ def work(job: Job) -> None:
     directory = Path(job.directory)
     plan = read_plan(directory)
     observation = load_observation(directory / OBSERVATION, model=job.model).to(device_of(job.device))
-    evaluate(join(job, plan), make_objective(plan, observation), directory, checkpoint_seconds=job.checkpoint_seconds)
+    slots, objective = join(job, plan), make_objective(plan, observation)
+    evaluate(slots, objective, directory, checkpoint_seconds=job.checkpoint_seconds, memory=job.memory)
 
 
 def join(job: Job, plan: Plan) -> Slots:
@@ -98,33 +100,41 @@ def evaluate(
     directory: Path,
     *,
     checkpoint_seconds: float = 30.0,
+    memory: int = MEMORY,
     show: ShowTrial | None = None,
 ) -> None:
     """Evaluate one point after the other until there is nothing left to take."""
     while running := slots.take():
         with running:
-            _attempt(running, objective, directory, checkpoint_seconds, show(running.slot) if show else None)
+            _attempt(running, objective, directory, checkpoint_seconds, memory, show(running.slot) if show else None)
 
 
 def _attempt(
-    running: Running, objective: Objective, directory: Path, checkpoint_seconds: float, show: Watch | None
+    running: Running,
+    objective: Objective,
+    directory: Path,
+    checkpoint_seconds: float,
+    memory: int,
+    show: Watch | None,
 ) -> None:
     folder = directory / CHECKPOINTS
     folder.mkdir(exist_ok=True)
     opened: list[Path] = []
-
-    def journal(part: str, key: str) -> Journal:
-        opened.append(folder / f"{running.slot}-{part}.pt")
-        return _open_journal(opened[-1], f"{key} threads={torch.get_num_threads()}", checkpoint_seconds)
 
     def watch(moment: Moment, total: int) -> None:
         running.check()
         if show:
             show(moment, total)
 
+    def open_run(part: str, key: str) -> Run:
+        opened.append(folder / f"{running.slot}-{part}.pt")
+        key = f"{key} threads={torch.get_num_threads()}"
+        checkpoint = Checkpoint(opened[-1], key=key, seconds=checkpoint_seconds, replace=True)
+        return Run(watch=watch, checkpoint=checkpoint, memory=memory)
+
     try:
         settings = settings_of(running.point())
-        running.complete(objective(settings, report=running.report, journal=journal, watch=watch))
+        running.complete(objective(settings, report=running.report, open_run=open_run))
     except optuna.TrialPruned:
         running.prune()
     except Diverged:
@@ -133,12 +143,3 @@ def _attempt(
         return  # whoever repeats the trial goes on from its checkpoint
     for path in opened:
         path.unlink(missing_ok=True)
-
-
-def _open_journal(path: Path, key: str, seconds: float) -> Journal:
-    try:
-        return Journal(path, key=key, seconds=seconds)
-    except ConfigError:
-        # Of another point, other threads or versions: to mix the two would give a result that nobody can repeat.
-        path.unlink(missing_ok=True)
-        return Journal(path, key=key, seconds=seconds)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from undelta.attacker.attack import Attack
 from undelta.attacker.attacks.agic import agic
 from undelta.attacker.attacks.analytic import analytic
 from undelta.attacker.attacks.awa import awa
@@ -15,7 +16,6 @@ from undelta.attacker.attacks.ig import ig
 from undelta.attacker.attacks.sapag import sapag
 from undelta.attacker.attacks.sme import sme
 from undelta.attacker.attacks.strongest import strongest
-from undelta.attacker.matching import Attack
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
     "awa": awa,

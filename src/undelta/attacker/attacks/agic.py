@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from undelta.attacker.canvas import Pixels
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, three_step
 from undelta.attacker.priors import BatchNormStatistics, TotalVariation
 from undelta.attacker.replays import OneStep

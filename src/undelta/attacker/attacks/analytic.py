@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from undelta.attacker.attack import UNWATCHED, Run
 from undelta.attacker.distances import mismatch
-from undelta.attacker.journal import Journal
 from undelta.attacker.labels import LabelSource, label_source
-from undelta.attacker.matching import Watch
 from undelta.attacker.reconstruction import Moment, Reconstruction
-from undelta.attacker.replays import OneStep, observed_update
+from undelta.attacker.replays import OneStep, observed_update, prepare
 from undelta.errors import MissingKnowledge
 from undelta.observation import Observation
 from undelta.seeding import stream
@@ -33,14 +32,7 @@ class LinearInversion:
 
     labels: LabelSource
 
-    def __call__(
-        self,
-        observation: Observation,
-        *,
-        seed: int = 0,
-        watch: Watch | None = None,
-        journal: Journal | None = None,
-    ) -> Reconstruction:
+    def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
         """Divide, choose, done."""
         began = time.perf_counter()
         generator = stream("attacker", seed, "analytic")
@@ -53,11 +45,10 @@ class LinearInversion:
         outside = (pixels - pixels.clamp(0, 1)).abs().flatten(1).mean(1)
         chosen = _most_different(pixels, outside, bias[rows].abs(), observation.num_samples)
         images = pixels[chosen].clamp(0, 1)
-        labels, final = _best_order(observation, images, self.labels(observation, generator))
+        labels, final = _best_order(observation, images, self.labels(observation, generator), run.memory)
         seconds = time.perf_counter() - began
         moment = Moment(1, seconds, final, final)
-        if watch:
-            watch(moment, 1)
+        run.tell(moment, 1)
         return Reconstruction(
             images=images,
             labels=labels,
@@ -74,9 +65,9 @@ def analytic(*, labels: str = "auto") -> LinearInversion:
     return LinearInversion(labels=label_source(labels))
 
 
-def _best_order(observation: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+def _best_order(observation: Observation, images: Tensor, labels: Tensor, memory: int) -> tuple[Tensor, float]:
     """Which label goes with which image: swap pairs while that explains the update better."""
-    replay = OneStep()(observation, stream("attacker", "order"))
+    replay = prepare(OneStep(), observation, stream("attacker", "order"), memory)
     inputs = observation.image.normalize(images)
 
     def explained(order: Tensor) -> float:

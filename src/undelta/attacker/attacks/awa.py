@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from undelta.attacker.combine import Restarts, best_of
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, Schedule, cosine_decay, three_step
 from undelta.attacker.priors import BatchNormStatistics, Source, TotalVariation
 from undelta.attacker.replays import InterpolatedEpoch
@@ -59,7 +60,7 @@ def awa(
     box: bool = True,
     restarts: int = 1,
     labels: str | None = None,
-) -> GradientMatching:
+) -> GradientMatching | Restarts:
     """The paper's attack. None takes the setting's value.
 
     Args:
@@ -90,7 +91,7 @@ def awa(
     if setting not in SETTINGS:
         raise ConfigError(f"expected setting {', '.join(SETTINGS)}, got {setting!r}")
     chosen = SETTINGS[setting]
-    return GradientMatching(
+    method = GradientMatching(
         replay=InterpolatedEpoch(position=chosen.position if position is None else position),
         weights=_weights(form, chosen.q if q is None else q),
         priors=(
@@ -103,8 +104,8 @@ def awa(
         signed=signed,
         box=box,
         steps=chosen.steps if steps is None else steps,
-        restarts=restarts,
     )
+    return best_of(restarts, method)
 
 
 def _weights(form: Form, q: Q | Literal["family", "paper"]) -> WeightsPart:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from undelta.attacker.combine import Restarts, best_of
 from undelta.attacker.distances import l2
 from undelta.attacker.labels import joint
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import LBFGS
 from undelta.attacker.priors import LabelConsistency, Prior
 from undelta.attacker.replays import OneStep
 
 
-def dlg(*, steps: int = 300, learning_rate: float = 1.0, restarts: int = 1) -> GradientMatching:
+def dlg(*, steps: int = 300, learning_rate: float = 1.0, restarts: int = 1) -> GradientMatching | Restarts:
     """Match one gradient in l2, moving images and labels together by L-BFGS."""
     return _joint((), steps, learning_rate, restarts)
 
 
 def cpl(
     *, steps: int = 300, learning_rate: float = 1.0, label_weight: float = 0.01, restarts: int = 1
-) -> GradientMatching:
+) -> GradientMatching | Restarts:
     """DLG with a regularizer that ties dummy labels to the model's own view of the dummy images.
 
     The geometric initial patterns of that paper are not used; images start from noise.
@@ -25,8 +26,8 @@ def cpl(
     return _joint((LabelConsistency(weight=label_weight),), steps, learning_rate, restarts)
 
 
-def _joint(priors: tuple[Prior, ...], steps: int, learning_rate: float, restarts: int) -> GradientMatching:
-    return GradientMatching(
+def _joint(priors: tuple[Prior, ...], steps: int, learning_rate: float, restarts: int) -> GradientMatching | Restarts:
+    method = GradientMatching(
         replay=OneStep(in_gradients=True),
         distance=l2,
         priors=priors,
@@ -34,5 +35,5 @@ def _joint(priors: tuple[Prior, ...], steps: int, learning_rate: float, restarts
         optimizer=LBFGS(learning_rate=learning_rate),
         box=False,
         steps=steps,
-        restarts=restarts,
     )
+    return best_of(restarts, method)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from undelta.attacker.distances import relative_l2
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, three_step
 from undelta.attacker.paths import StraightPath
 from undelta.attacker.priors import BatchNormStatistics, TotalVariation

@@ -7,8 +7,9 @@ import copy
 from torch import nn
 
 from undelta.attacker.canvas import GeneratorWeights, Latents
+from undelta.attacker.combine import Phases
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching, Phases
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, three_step
 from undelta.attacker.priors import TotalVariation
 from undelta.attacker.replays import OneStep

@@ -5,9 +5,10 @@ The group's members are pulled to their pixelwise mean; the paper's registration
 
 from __future__ import annotations
 
+from undelta.attacker.combine import Consensus
 from undelta.attacker.distances import l2_norms
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, warm_up_cosine
 from undelta.attacker.priors import BatchNormStatistics, Source, SquareNorm, TotalVariation
 from undelta.attacker.replays import OneStep
@@ -25,9 +26,9 @@ def gradinversion(
     consistency: float = 0.01,
     noise: float = 0.2,
     labels: str = "yin",
-) -> GradientMatching:
+) -> GradientMatching | Consensus:
     """Match one gradient's layers in l2, several seeds side by side."""
-    return GradientMatching(
+    method = GradientMatching(
         replay=OneStep(),
         distance=l2_norms,
         priors=(
@@ -40,6 +41,5 @@ def gradinversion(
         schedule=warm_up_cosine,
         noise=noise,
         steps=steps,
-        group=group,
-        consistency=consistency,
     )
+    return method if group == 1 else Consensus(attack=method, group=group, consistency=consistency)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from undelta.attacker.combine import Restarts, best_of
 from undelta.attacker.distances import l2
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import LBFGS, Adam, three_step
 from undelta.attacker.priors import BatchNormStatistics, TotalVariation
 from undelta.attacker.replays import FullRollout, OneStep
 
 
-def idlg(*, steps: int = 300, learning_rate: float = 1.0, labels: str = "idlg", restarts: int = 1) -> GradientMatching:
+def idlg(
+    *, steps: int = 300, learning_rate: float = 1.0, labels: str = "idlg", restarts: int = 1
+) -> GradientMatching | Restarts:
     """Infer the single label, then match one gradient in l2 by L-BFGS."""
-    return GradientMatching(
+    method = GradientMatching(
         replay=OneStep(in_gradients=True),
         distance=l2,
         labels=label_source(labels),
         optimizer=LBFGS(learning_rate=learning_rate),
         box=False,
         steps=steps,
-        restarts=restarts,
     )
+    return best_of(restarts, method)
 
 
 def idlg_fedavg(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from undelta.attacker.combine import Restarts, best_of
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, three_step
 from undelta.attacker.priors import TotalVariation
 from undelta.attacker.replays import FullRollout, OneStep
@@ -17,9 +18,9 @@ def ig(
     unroll: bool = False,
     labels: str = "disclosed",
     restarts: int = 1,
-) -> GradientMatching:
+) -> GradientMatching | Restarts:
     """Match the update's direction with the gradient at θ, or with all local steps unrolled."""
-    return GradientMatching(
+    method = GradientMatching(
         replay=FullRollout() if unroll else OneStep(),
         priors=(TotalVariation(weight=tv),),
         labels=label_source(labels),
@@ -27,5 +28,5 @@ def ig(
         schedule=three_step,
         signed=True,
         steps=steps,
-        restarts=restarts,
     )
+    return best_of(restarts, method)

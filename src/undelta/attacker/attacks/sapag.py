@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from undelta.attacker.distances import gaussian_kernel
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import AdamW, three_step
 from undelta.attacker.priors import TotalVariation
 from undelta.attacker.replays import OneStep

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, three_step
 from undelta.attacker.paths import LearnedPosition
 from undelta.attacker.priors import TotalVariation

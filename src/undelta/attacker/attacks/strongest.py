@@ -14,16 +14,18 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from undelta.attacker.attack import UNWATCHED, Run
+from undelta.attacker.combine import Matching, Phases, altered, best_of
 from undelta.attacker.distances import mismatch
-from undelta.attacker.journal import Journal
 from undelta.attacker.labels import label_source
-from undelta.attacker.matching import GradientMatching, Phases, Watch
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import BatchNormStatistics, ColorVariation, Prior, Source, TotalVariation
 from undelta.attacker.pruned import sent_entries
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep, ReplayPart
+from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep, ReplayPart, prepare
 from undelta.attacker.weights import PAPER_Q, Ramps, Uniform, WeightsPart
+from undelta.engine import MEMORY
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.seeding import stream
@@ -64,34 +66,27 @@ class Composite:
     much longer than the update, the midpoint phase is done again, there.
     """
 
-    midpoint: GradientMatching
+    midpoint: Matching
     rollout: GradientMatching
     candidates: tuple[Candidate, ...]
     """All are tried in the midpoint phase, and judged by `RISING` weights."""
     macro_steps: int | None
     """None: chosen before each round on the images so far, without any truth."""
 
-    def __call__(
-        self,
-        observation: Observation,
-        *,
-        seed: int = 0,
-        watch: Watch | None = None,
-        journal: Journal | None = None,
-    ) -> Reconstruction:
+    def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
         """Attack; where E or η is unknown there is no path to roll out, and the midpoint phase stands alone."""
         training = observation.training
         most = training.epochs * training.batches
         midpoint = self.midpoint
         single = most == 1 and "epochs" not in observation.unknown
         if single:
-            midpoint = replace(midpoint, replay=OneStep())  # scenario 1: one gradient at θ is the whole truth
+            midpoint = altered(midpoint, replay=OneStep())  # scenario 1: one gradient at θ is the whole truth
 
         def further_out(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
-            stretch = 1.0 if single else path_stretch(observation, guess)
+            stretch = 1.0 if single else path_stretch(observation, guess, run.memory)
             if stretch < CLIPPED:
                 return None
-            return replace(by, replay=OneStep(position=0.5, stretch=stretch), restarts=1, group=1)
+            return replace(by, replay=OneStep(position=0.5, stretch=stretch))
 
         budget, spent = MACRO_STEPS[0] * self.rollout.steps, 0  # gradients
 
@@ -101,7 +96,7 @@ class Composite:
             if spent >= total:
                 return None
             rate = self.rollout.optimizer.learning_rate * (SECOND if spent else 1)
-            replay, settled = self._replay(observation, guess, by)
+            replay, settled = self._replay(observation, guess, by, run.memory)
             gradients = total - spent if settled or spent else total // ROUNDS
             spent += gradients
             weights = by.weights if isinstance(replay, OneStep) or by.weights != FLAT else FALLING
@@ -118,10 +113,10 @@ class Composite:
             return replace(by, priors=late, optimizer=Adam(learning_rate=POLISH_RATE), steps=steps)
 
         tries = tuple(
-            replace(midpoint, weights=candidate.weights, priors=candidate.priors) for candidate in self.candidates
+            altered(midpoint, weights=candidate.weights, priors=candidate.priors) for candidate in self.candidates
         )
         rounds = () if observation.unknown else (further_out, *[finer] * ROUNDS, polish)
-        return Phases(phases=(tries, *rounds), judge=RISING)(observation, seed=seed, watch=watch, journal=journal)
+        return Phases(phases=(tries, *rounds), judge=RISING)(observation, seed=seed, run=run)
 
     def _late(self, by: GradientMatching) -> tuple[Prior, ...] | None:
         """The priors of the last phase, for the candidate that was chosen."""
@@ -133,7 +128,9 @@ class Composite:
             return MACRO_STEPS[0] if self.macro_steps else replay.steps
         return 1
 
-    def _replay(self, observation: Observation, guess: Reconstruction, by: GradientMatching) -> tuple[ReplayPart, bool]:
+    def _replay(
+        self, observation: Observation, guess: Reconstruction, by: GradientMatching, memory: int
+    ) -> tuple[ReplayPart, bool]:
         """The next round's replay, and whether it will do for all rounds to come."""
         training = observation.training
         most = training.epochs * training.batches
@@ -142,12 +139,13 @@ class Composite:
         if self.macro_steps:
             return CoarseRollout(steps=min(self.macro_steps, most)), True
         now, later = (
-            resolving(observation, replace(guess, mismatch=guess.mismatch * share), by.replay) for share in (1, LATER)
+            resolving(observation, replace(guess, mismatch=guess.mismatch * share), by.replay, memory)
+            for share in (1, LATER)
         )
         return now, now == later
 
 
-def resolving(observation: Observation, guess: Reconstruction, replay: ReplayPart) -> ReplayPart:
+def resolving(observation: Observation, guess: Reconstruction, replay: ReplayPart, memory: int = MEMORY) -> ReplayPart:
     """The cheapest replay, from the given one on, that resolves the path of these images: a finer one agrees.
 
     It agrees if it changes the simulated update by less than a share of what the images leave unexplained: while those
@@ -156,7 +154,7 @@ def resolving(observation: Observation, guess: Reconstruction, replay: ReplayPar
     """
 
     def simulated(part: ReplayPart) -> Update:
-        made = part(observation, stream("attacker", "resolving"))
+        made = prepare(part, observation, stream("attacker", "resolving"), memory)
         return made(observation.image.normalize(guess.images), guess.labels).update
 
     most = observation.training.epochs * observation.training.batches
@@ -176,14 +174,14 @@ def _finer_than(replay: ReplayPart, most: int) -> Iterator[CoarseRollout]:
             yield CoarseRollout(steps=count)
 
 
-def path_stretch(observation: Observation, guess: Reconstruction) -> float:
+def path_stretch(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> float:
     """How much longer the path of these dummy images is than the update that was sent, on the entries that were.
 
     One where a few macro-steps do not tell: they overshoot on a path that they do not resolve.
     """
 
     def length(count: int) -> float:
-        replay = CoarseRollout(steps=count)(observation, stream("attacker", "stretch"))
+        replay = prepare(CoarseRollout(steps=count), observation, stream("attacker", "stretch"), memory)
         simulated = replay(observation.image.normalize(guess.images), guess.labels).update
         sent = sent_entries(replay.target)
         if sent:
@@ -253,7 +251,6 @@ def strongest(
         optimizer=Adam(learning_rate=1.0),
         schedule=cosine_decay,
         steps=steps,
-        restarts=restarts,
         masked=masked,
     )
     rollout = GradientMatching(
@@ -264,7 +261,7 @@ def strongest(
         masked=masked,
     )
     return Composite(
-        midpoint=midpoint,
+        midpoint=best_of(restarts, midpoint),
         rollout=rollout,
         candidates=choices[weights],
         macro_steps=macro_steps,

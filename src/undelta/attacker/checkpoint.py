@@ -1,6 +1,6 @@
 """Checkpoints of a running attack: finished parts and the state of the current one, in one atomic file.
 
-A kill costs at most the last interval, and the resumed attack ends with the same images, bit by bit.
+A kill costs at most the last interval, and the resumed attack ends with the same images, bit for bit.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -20,30 +21,46 @@ from undelta.errors import ConfigError
 from undelta.recording import write_bytes
 
 
-class Journal:
+class Checkpoint:
     """Remembers an attack's progress under a key that says which attack it is."""
 
-    def __init__(self, path: Path, *, key: str, seconds: float = 30.0) -> None:
-        """Open or begin a journal.
+    def __init__(
+        self,
+        path: Path,
+        *,
+        key: str,
+        seconds: float = 30.0,
+        replace: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open or begin a checkpoint file.
 
         Args:
             path: The file.
-            key: What is being run; a journal of something else is refused rather than mixed in.
+            key: What is being run. To go on with something else would give a result that nobody can repeat.
             seconds: The least time between two checkpoints.
+            replace: Whether the file of something else, or a damaged one, is begun anew rather than refused.
+            check: Called before anything is written; raises if the run is no longer ours.
         """
-        self.path, self.key, self.seconds = path, key, seconds
-        self._finished: dict[str, dict[str, Any]] = {}
+        self.path, self.key, self.seconds, self._check = path, key, seconds, check
+        self._finished: dict[str, Reconstruction] = {}
         self._label, self._state = "", dict[str, Any]()
         self._saved = -math.inf  # the first checkpoint is due at once, so that there is always one
         # One process reads and writes; where several share an attack, the others hear of it.
         there = ranks.rank() == 0 and path.exists()
         saved = ranks.same_bytes(b"." + path.read_bytes() if there else b"")
-        if saved:
-            self._read(saved[1:])
+        try:
+            if saved:
+                self._read(saved[1:])
+        except ConfigError:
+            if not replace:
+                raise
+            self._finished, self._label, self._state = {}, "", {}
 
     def _read(self, saved: bytes) -> None:
         try:
-            content = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)  # never runs code
+            with torch.serialization.safe_globals([Iterate, Moment, Reconstruction]):  # no other code runs
+                content = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)
             if not isinstance(content, dict):
                 raise TypeError(f"expected a dictionary, got {type(content).__name__}")
             key, self._finished = content["key"], content["finished"]
@@ -59,18 +76,11 @@ class Journal:
 
     def finished(self, label: str) -> Reconstruction | None:
         """The result of a part that is done."""
-        values = self._finished.get(label)
-        if values is None:
-            return None
-        history = tuple(Moment(*moment) for moment in values["history"])
-        iterates = tuple(Iterate(*iterate) for iterate in values["iterates"])
-        return Reconstruction(**{**values, "history": history, "iterates": iterates})
+        return self._finished.get(label)
 
     def finish(self, label: str, result: Reconstruction) -> None:
         """Remember that a part is done."""
-        plain = {key: [tuple(entry) for entry in getattr(result, key)] for key in ("history", "iterates")}
-        values = {**vars(result), **plain}
-        self._finished[label] = values
+        self._finished[label] = result
         self._label, self._state = "", {}
         self._write()
 
@@ -89,6 +99,7 @@ class Journal:
         self._write()
 
     def _write(self) -> None:
+        self._check()
         if ranks.rank() > 0:
             return
         content = io.BytesIO()

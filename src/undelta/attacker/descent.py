@@ -1,47 +1,75 @@
-"""One optimization run: variables, one step of them, and their state for a checkpoint."""
+"""One descent: variables, one step of them, and their state for a checkpoint."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from undelta.attacker.canvas import Variables
 from undelta.attacker.distances import mismatch
-from undelta.attacker.objective import Problem, encode
-from undelta.attacker.optimizers import Adam
+from undelta.attacker.labels import LabelSource, disclosed
+from undelta.attacker.objective import Objective, Problem, encode
+from undelta.attacker.optimizers import Adam, Optimizer, Schedule, constant
 from undelta.attacker.reconstruction import Moment, Reconstruction, Status
+from undelta.engine import MEMORY
+from undelta.errors import ConfigError
 from undelta.observation import Observation
 
-if TYPE_CHECKING:
-    from undelta.attacker.matching import GradientMatching, Start
-
 MOST_RECOVERIES = 10
+KEPT = ("best", "previous", "recoveries", "loss", "mismatch", "sound_mismatch")  # in a checkpoint, as they are
 
 
-class Loop:
-    """A run of a method from one start. What moves is in ``variables``; what the replay learns in ``learned``."""
+@dataclass(frozen=True, kw_only=True)
+class Method(Objective):
+    """What is minimized, and how."""
+
+    labels: LabelSource = disclosed
+    optimizer: Optimizer = Adam()
+    schedule: Schedule = constant
+    path_rate: float = 1e-3
+    """Adam's rate for what the replay itself learns."""
+    signed: bool = False
+    """Step along the sign of the gradient only (Geiping et al. 2020)."""
+    noise: float = 0.0
+    """Gaussian noise on the images after every step, relative to the step length (Yin et al. 2021)."""
+    box: bool = True
+    """Keep the images within the range of real pixels."""
+    steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"expected steps >= 1, got steps={self.steps}")
+
+
+class Descent:
+    """A method at work from one start. What moves is in ``variables``; what the replay learns in ``learned``."""
 
     def __init__(
         self,
-        method: GradientMatching,
+        method: Method,
         observation: Observation,
         generator: torch.Generator,
-        start: Start | None,
+        start: Reconstruction | None = None,
         labels: Tensor | None = None,
+        *,
+        memory: int = MEMORY,
     ) -> None:
         self.method, self.observation, self.generator = method, observation, generator
         if labels is None:
             labels = start.labels if start else method.labels(observation, generator)
         labels = labels.to(observation.device)
-        self.problem = Problem(method, observation, generator)
+        self.problem = Problem(method, observation, generator, memory=memory)
         self.replay = self.problem.replay
         canvas = method.canvas
         if start:
-            self.variables: Variables = canvas.carry(start.images, start.variables, observation)
+            images = observation.image.normalize(start.images)
+            self.variables: Variables = canvas.carry(images, start.variables, observation)
         else:
             self.variables = canvas.start(observation, generator)
         self.variables = {name: value.detach().clone() for name, value in self.variables.items()}
@@ -55,7 +83,7 @@ class Loop:
         low_high = torch.tensor([0.0, 1.0], dtype=observation.dtype, device=observation.device)
         corners = low_high.view(2, 1, 1, 1).expand(2, observation.image.shape[0], 1, 1)
         self.low, self.high = observation.image.normalize(corners)
-        self.consensus: Tensor | None = None  # set from outside, by a group of runs
+        self.pull: Callable[[Tensor], Tensor] | None = None  # one more penalty on the images, set from outside
         self.best: tuple[float, Variables] = (math.inf, {})
         self.previous: Variables = {}  # before the last step
         self.recoveries = 0
@@ -136,8 +164,8 @@ class Loop:
         loss = distance + penalty_on_moments
         with torch.enable_grad():
             terms = [penalty(images, labels) for penalty in problem.penalties.values()]
-            if self.consensus is not None:
-                terms.append(method.consistency * (images - self.consensus).square().mean())
+            if self.pull:
+                terms.append(self.pull(images))
             terms = [term for term in terms if term.requires_grad]
             if terms:
                 penalty = torch.stack(terms).sum()
@@ -206,19 +234,14 @@ class Loop:
             return self.images, self.soft_labels(self.variables.get("labels"))
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs to go on bit by bit."""
+        """All that a resumed run needs to continue bit for bit."""
         return {
             "variables": {name: value.detach().clone() for name, value in self.variables.items()},
             "learned": {name: value.detach().clone() for name, value in self.learned.items()},
             "optimizer": self.optimizer.state_dict(),
             "path_optimizer": self.path_optimizer.state_dict() if self.path_optimizer else {},
             "generator": self.generator.get_state(),
-            "best": list(self.best),
-            "recoveries": self.recoveries,
-            "loss": self.loss,
-            "mismatch": self.mismatch,
-            "sound_mismatch": self.sound_mismatch,
-            "previous": self.previous,
+            **{name: getattr(self, name) for name in KEPT},
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -231,6 +254,5 @@ class Loop:
         if self.path_optimizer:
             self.path_optimizer.load_state_dict(state["path_optimizer"])
         self.generator.set_state(state["generator"])
-        self.best = (state["best"][0], state["best"][1])
-        self.recoveries, self.loss, self.mismatch = state["recoveries"], state["loss"], state["mismatch"]
-        self.sound_mismatch, self.previous = state["sound_mismatch"], state["previous"]
+        for name in KEPT:
+            setattr(self, name, state[name])

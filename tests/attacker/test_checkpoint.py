@@ -1,4 +1,4 @@
-"""Checkpoints: an attack that is killed and run again ends as if nothing had happened, bit by bit."""
+"""Checkpoints: an attack that is killed and run again ends as if nothing had happened, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from undelta.attacker.attack import Attack, Run, Watch
 from undelta.attacker.attacks import (
     agic,
     awa,
@@ -26,8 +27,9 @@ from undelta.attacker.attacks import (
     sme,
     strongest,
 )
-from undelta.attacker.journal import Journal
-from undelta.attacker.matching import Attack, GradientMatching, Watch
+from undelta.attacker.checkpoint import Checkpoint
+from undelta.attacker.combine import Phases
+from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import LBFGS
 from undelta.attacker.reconstruction import Moment, Reconstruction
 from undelta.attacker.replays import OneStep
@@ -42,6 +44,7 @@ ATTACKS: dict[str, tuple[Attack, tuple[int, ...]]] = {
     "gradinversion": (gradinversion(steps=22, group=2), (10, 20)),
     "dlg": (dlg(steps=12), (10,)),
     "restarts": (awa(steps=12, restarts=2), (10, 12, 22)),
+    "candidates": (Phases(phases=((awa(steps=11, restarts=2), awa(steps=12, form="linear")),)), (10, 11, 22, 32)),
     "cpl": (cpl(steps=11), (10,)),
     "idlg": (idlg(steps=11, labels="disclosed"), (10,)),
     "idlg_fedavg": (idlg_fedavg(steps=12), (10,)),
@@ -67,8 +70,12 @@ def raise_at(iteration: int, problem: type[BaseException]) -> Watch:
     return watch
 
 
-def journal_at(path: Path, key: str = "run", seconds: float = 0.0) -> Journal:
-    return Journal(path, key=key, seconds=seconds)
+def run_at(path: Path, watch: Watch | None = None) -> Run:
+    return Run(watch=watch, checkpoint=checkpoint_at(path))
+
+
+def checkpoint_at(path: Path, key: str = "run", seconds: float = 0.0) -> Checkpoint:
+    return Checkpoint(path, key=key, seconds=seconds)
 
 
 def check_equal(resumed: Reconstruction, whole: Reconstruction) -> None:
@@ -94,51 +101,51 @@ def test_a_killed_attack_goes_on_as_if_nothing_had_happened(
     attack, moments = ATTACKS[name]
     whole = attack(observation, seed=4)
     for moment in moments:
-        path = tmp_path / f"{moment}.journal"
+        path = tmp_path / f"{moment}.checkpoint"
         with pytest.raises(Killed):
-            attack(observation, seed=4, watch=raise_at(moment, Killed), journal=journal_at(path))
+            attack(observation, seed=4, run=run_at(path, raise_at(moment, Killed)))
         assert path.exists() or moment == 0
-        check_equal(attack(observation, seed=4, journal=journal_at(path)), whole)
+        check_equal(attack(observation, seed=4, run=run_at(path)), whole)
 
 
 def test_an_attack_may_be_killed_again_and_again(observation: Observation, tmp_path: Path) -> None:
     attack, moments = ATTACKS["strongest"]
-    path = tmp_path / "journal"
+    path = tmp_path / "checkpoint"
     for moment in moments:
         with pytest.raises(Killed):
-            attack(observation, watch=raise_at(moment, Killed), journal=journal_at(path))
-    check_equal(attack(observation, journal=journal_at(path)), attack(observation))
+            attack(observation, run=run_at(path, raise_at(moment, Killed)))
+    check_equal(attack(observation, run=run_at(path)), attack(observation))
 
 
-def test_a_journal_does_not_change_the_result(observation: Observation, tmp_path: Path) -> None:
+def test_a_checkpoint_does_not_change_the_result(observation: Observation, tmp_path: Path) -> None:
     for name in ("awa", "gradinversion"):
         attack = ATTACKS[name][0]
-        check_equal(attack(observation, journal=journal_at(tmp_path / name)), attack(observation))
+        check_equal(attack(observation, run=run_at(tmp_path / name)), attack(observation))
 
 
 def test_a_resumed_attack_repeats_only_what_came_after_the_checkpoint(observation: Observation, tmp_path: Path) -> None:
     attack, seen = awa(steps=30), list[int]()
     with pytest.raises(Killed):
-        attack(observation, watch=raise_at(20, Killed), journal=journal_at(tmp_path / "journal"))
-    attack(observation, watch=lambda moment, _: seen.append(moment.iteration), journal=journal_at(tmp_path / "journal"))
+        attack(observation, run=run_at(tmp_path / "checkpoint", raise_at(20, Killed)))
+    attack(observation, run=run_at(tmp_path / "checkpoint", lambda moment, _: seen.append(moment.iteration)))
     assert seen == [20]
 
 
 def test_a_finished_attack_is_not_run_again(observation: Observation, tmp_path: Path) -> None:
     attack = awa(steps=12, restarts=2)
-    whole = attack(observation, journal=journal_at(tmp_path / "journal"))
-    again = attack(observation, watch=raise_at(0, Killed), journal=journal_at(tmp_path / "journal"))
+    whole = attack(observation, run=run_at(tmp_path / "checkpoint"))
+    again = attack(observation, run=run_at(tmp_path / "checkpoint", raise_at(0, Killed)))
     check_equal(again, whole)
 
 
 @pytest.mark.parametrize("name", ["awa", "strongest", "restarts"])
 def test_an_interrupted_attack_can_be_resumed(name: str, observation: Observation, tmp_path: Path) -> None:
     attack, moments = ATTACKS[name]
-    path = tmp_path / "journal"
-    part = attack(observation, watch=raise_at(moments[-1], KeyboardInterrupt), journal=journal_at(path))
+    path = tmp_path / "checkpoint"
+    part = attack(observation, run=run_at(path, raise_at(moments[-1], KeyboardInterrupt)))
     assert part.status == "interrupted"
     assert path.exists()
-    check_equal(attack(observation, journal=journal_at(path)), attack(observation))
+    check_equal(attack(observation, run=run_at(path)), attack(observation))
 
 
 def test_a_run_that_recovered_is_resumed_with_its_best_point(observation: Observation, tmp_path: Path) -> None:
@@ -146,16 +153,17 @@ def test_a_run_that_recovered_is_resumed_with_its_best_point(observation: Observ
         replay=OneStep(in_gradients=True), optimizer=LBFGS(learning_rate=1e30, inner=3), box=False, steps=15
     )
     with pytest.raises(Killed):
-        method(observation, watch=raise_at(10, Killed), journal=journal_at(tmp_path / "journal"))
-    resumed, whole = method(observation, journal=journal_at(tmp_path / "journal")), method(observation)
+        method(observation, run=run_at(tmp_path / "checkpoint", raise_at(10, Killed)))
+    resumed, whole = method(observation, run=run_at(tmp_path / "checkpoint")), method(observation)
     assert torch.equal(resumed.images, whole.images)
     assert (resumed.mismatch, resumed.iterations, resumed.status) == (whole.mismatch, whole.iterations, whole.status)
 
 
 SCRIPT = """
 import os, pathlib, signal, sys, torch
+from undelta.attacker.attack import Run
 from undelta.attacker.attacks import awa
-from undelta.attacker.journal import Journal
+from undelta.attacker.checkpoint import Checkpoint
 from undelta.recording import load_observation
 
 torch.set_num_threads(1)
@@ -172,8 +180,8 @@ def fsync(handle):  # the new file is written, but does not have its name yet
 if mode == "while writing":
     os.fsync = fsync
 watch = lambda moment, total: moment.iteration >= 10 and mode == "between two steps" and die()
-journal = Journal(folder / "journal", key="run", seconds=0)
-awa(steps=25)(load_observation(folder / "observation"), watch=watch, journal=journal)
+run = Run(watch=watch, checkpoint=Checkpoint(folder / "checkpoint", key="run", seconds=0))
+awa(steps=25)(load_observation(folder / "observation"), run=run)
 """
 
 
@@ -184,9 +192,7 @@ def test_a_process_killed_by_the_system_can_be_resumed(mode: str, observation: O
     assert ended.returncode == -9
     seen: list[int] = []
     resumed = awa(steps=25)(
-        observation,
-        watch=lambda moment, _: seen.append(moment.iteration),
-        journal=journal_at(tmp_path / "journal"),
+        observation, run=run_at(tmp_path / "checkpoint", lambda moment, _: seen.append(moment.iteration))
     )
     assert seen[0] >= 10
     check_equal(resumed, awa(steps=25)(observation))
@@ -194,24 +200,46 @@ def test_a_process_killed_by_the_system_can_be_resumed(mode: str, observation: O
 
 def begun(observation: Observation, path: Path, **settings: Any) -> None:
     with pytest.raises(Killed):
-        awa(steps=25)(observation, watch=raise_at(10, Killed), journal=journal_at(path, **settings))
+        awa(steps=25)(observation, run=Run(watch=raise_at(10, Killed), checkpoint=checkpoint_at(path, **settings)))
 
 
-def test_the_journal_of_another_run_is_refused(observation: Observation, tmp_path: Path) -> None:
-    begun(observation, tmp_path / "journal", key="one")
+def test_the_checkpoint_of_another_run_is_refused(observation: Observation, tmp_path: Path) -> None:
+    begun(observation, tmp_path / "checkpoint", key="one")
     with pytest.raises(ConfigError, match="another run"):
-        journal_at(tmp_path / "journal", key="other")
-    assert (tmp_path / "journal").exists()
+        checkpoint_at(tmp_path / "checkpoint", key="other")
+    assert (tmp_path / "checkpoint").exists()
+
+
+def test_the_checkpoint_of_another_run_is_begun_anew_where_asked(observation: Observation, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    begun(observation, path, key="one")
+    other = Checkpoint(path, key="other", replace=True)
+    assert other.current("attack") is None
+    path.write_bytes(b"no checkpoint at all")
+    check_equal(
+        awa(steps=12)(observation, run=Run(checkpoint=Checkpoint(path, key="other", replace=True))),
+        awa(steps=12)(observation),
+    )
+    assert checkpoint_at(path, key="other").finished("attack") is not None
+
+
+def test_nothing_is_written_once_a_run_is_no_longer_ours(observation: Observation, tmp_path: Path) -> None:
+    def check() -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        awa(steps=12)(observation, run=Run(checkpoint=Checkpoint(tmp_path / "checkpoint", key="run", check=check)))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_a_truncated_journal_is_refused(observation: Observation, tmp_path: Path, share: float) -> None:
-    path = tmp_path / "journal"
+def test_a_truncated_checkpoint_is_refused(observation: Observation, tmp_path: Path, share: float) -> None:
+    path = tmp_path / "checkpoint"
     begun(observation, path)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
     with pytest.raises(ConfigError, match="not a readable checkpoint"):
-        journal_at(path)
+        checkpoint_at(path)
 
 
 @pytest.mark.parametrize(
@@ -219,46 +247,46 @@ def test_a_truncated_journal_is_refused(observation: Observation, tmp_path: Path
     [b"no checkpoint at all", b"\x80\x02}q\x00.", b"\x00" * 100, b"PK\x03\x04"],
     ids=["text", "a pickle", "zeros", "the beginning of an archive"],
 )
-def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "journal"
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "checkpoint"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="not a readable checkpoint"):
-        journal_at(path)
+        checkpoint_at(path)
 
 
 @pytest.mark.parametrize(
     "content", [torch.zeros(3), [1, 2], {"key": "run"}, {}], ids=["a tensor", "a list", "a key only", "nothing"]
 )
-def test_a_saved_tensor_or_list_is_no_journal(tmp_path: Path, content: object) -> None:
-    torch.save(content, tmp_path / "journal")
+def test_a_saved_tensor_or_list_is_no_checkpoint(tmp_path: Path, content: object) -> None:
+    torch.save(content, tmp_path / "checkpoint")
     with pytest.raises(ConfigError, match="not a readable checkpoint"):
-        journal_at(tmp_path / "journal")
+        checkpoint_at(tmp_path / "checkpoint")
 
 
-def test_a_journal_never_runs_code(tmp_path: Path) -> None:
+def test_a_checkpoint_never_runs_code(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
 
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
             return mark.touch, ()
 
-    torch.save({"key": "run", "finished": {}, "label": "", "state": Trap()}, tmp_path / "journal")
+    torch.save({"key": "run", "finished": {}, "label": "", "state": Trap()}, tmp_path / "checkpoint")
     with pytest.raises(ConfigError, match="not a readable checkpoint"):
-        journal_at(tmp_path / "journal")
+        checkpoint_at(tmp_path / "checkpoint")
     assert not mark.exists()
 
 
 def test_the_first_checkpoint_comes_at_once_and_the_next_in_due_time(observation: Observation, tmp_path: Path) -> None:
-    begun(observation, tmp_path / "journal", seconds=3600.0)
-    state = journal_at(tmp_path / "journal").current("restart 0")
+    begun(observation, tmp_path / "checkpoint", seconds=3600.0)
+    state = checkpoint_at(tmp_path / "checkpoint").current("attack")
     assert state is not None
     assert state["iteration"] == 1
 
 
-def test_closing_a_journal_removes_its_file(observation: Observation, tmp_path: Path) -> None:
-    journal = journal_at(tmp_path / "journal")
-    awa(steps=2)(observation, journal=journal)
-    assert [file.name for file in tmp_path.iterdir()] == ["journal"]
-    journal.close()
-    journal.close()
+def test_closing_a_checkpoint_removes_its_file(observation: Observation, tmp_path: Path) -> None:
+    checkpoint = checkpoint_at(tmp_path / "checkpoint")
+    awa(steps=2)(observation, run=Run(checkpoint=checkpoint))
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+    checkpoint.close()
+    checkpoint.close()
     assert list(tmp_path.iterdir()) == []
