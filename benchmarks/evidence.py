@@ -21,17 +21,18 @@ import torch
 from halves import rows_of
 from torch import Tensor
 
+from undelta.attacker import span
 from undelta.attacker.attacks.strongest import FALLING, FLAT, RISING
 from undelta.attacker.distances import cosine, mismatch
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import ColorVariation, Prior, TotalVariation
 from undelta.attacker.replays import OneStep, Replay
-from undelta.attacker.span import outside
 from undelta.attacker.weights import ByFamily, WeightsPart
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.evaluation.score import score
+from undelta.observation import Observation
 from undelta.recording import write_bytes
 from undelta.seeding import stream
 from undelta.updates import Layer, Update, layers_of, layers_within
@@ -117,6 +118,13 @@ def measure(data: str, case: str, seed: int, candidate: str, steps: int, out: Pa
     }
     write_bytes(out, json.dumps({"rows": [*rows, row]}, indent=1).encode())
     print(case, seed, candidate, steps, f"{row['psnr']:.2f} dB", flush=True)
+
+
+def outside(observation: Observation, images: Tensor) -> Tensor | None:
+    """The share of each image's inputs outside of each layer's span, (n, layers); None where no layer can tell."""
+    model = span._model(observation)
+    found = span.spans(observation, model, images)
+    return span._outside(observation, model, found, images) if found else None
 
 
 Judge = Callable[[Sequence[Layer], Update, Replay], float]

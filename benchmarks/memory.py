@@ -57,12 +57,12 @@ def table(cells: list[dict[str, Any]]) -> str:
         "|---|---|" + "---|" * (len(COUNTS) + 2),
     ]
     for name in WORKS:
-        whole = [record["seconds"] for record in cells if (record["name"], record["form"]) == (name, "whole")]
+        whole = [cell["seconds"] for cell in cells if (cell["name"], cell["form"]) == (name, "whole")]
         for form in ("chunked", "whole", "textbook"):
-            row = [record for record in cells if (record["name"], record["form"]) == (name, form)]
+            row = [cell for cell in cells if (cell["name"], cell["form"]) == (name, form)]
             if not row:
                 continue
-            peaks = " | ".join(f"{record['peak_mb']:.0f} MB" for record in row)
+            peaks = " | ".join(f"{cell['peak_mb']:.0f} MB" for record in row)
             growth = row[-1]["peak_mb"] / row[0]["peak_mb"]
             ratio = row[-1]["seconds"] / whole[-1]
             lines.append(f"| {name} | {form} | {peaks} | {growth:.2f} | {ratio:.2f} |")

@@ -64,7 +64,9 @@ def test_the_papers_own_setting_is_one_argument_away() -> None:
     paper = method_of(awa(setting="paper"))
     assert (paper.steps, paper.optimizer, paper.signed) == (10_000, Adam(learning_rate=0.1), False)
     assert paper.weights == ErrorEnhanced(q=PAPER_Q)
+    assert paper.replay == InterpolatedEpoch(position=0.0)
     ours = method_of(awa())
+    assert ours.replay == InterpolatedEpoch(position="middle")
     assert (ours.steps, ours.optimizer) == (1000, Adam(learning_rate=1.0))
     assert ours.weights == ByFamily()
     assert awa(setting="paper", steps=7, learning_rate=0.5, tv=0.2).steps == 7

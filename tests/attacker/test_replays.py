@@ -230,13 +230,21 @@ def test_hidden_orders_are_the_attackers_own_and_cover_every_epoch() -> None:
     assert orders[0][:8] == list(range(8))
 
 
+@pytest.mark.parametrize(("epochs", "position"), [(1, 0.0), (2, 0.25), (8, 3.5 / 8)])
+def test_the_middle_epoch_lies_around_half_of_the_path(epochs: int, position: float) -> None:
+    scenario = scenario_of(epochs, 2, "lenet")
+    observation = disclose(scenario.draw(0), scenario, dtype=torch.float64)
+    middle, there = (InterpolatedEpoch(position=where)(observation, generator()) for where in ("middle", position))
+    torch.testing.assert_close(middle.start, there.start)
+
+
 @pytest.mark.parametrize("soft", [False, True], ids=["class labels", "soft labels"])
 @pytest.mark.parametrize(
     "part",
     [
         FullRollout(),
         InterpolatedEpoch(position=0.0),
-        InterpolatedEpoch(position=0.5),
+        InterpolatedEpoch(position="middle"),
         OneStep(position=0.5),
         CoarseRollout(steps=3),
     ],

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from undelta.attacker.attacks import strongest
+from undelta.attacker.attacks import ATTACKS, strongest
 from undelta.attacker.attacks.strongest import CLIPPED, FLAT, MACRO_STEPS, RESOLVED, path_stretch, resolving
 from undelta.attacker.combine import Consensus, Phases, method_of
 from undelta.attacker.descent import Descent
@@ -199,6 +199,16 @@ def test_candidates_are_compared_under_the_same_layer_weights(kind: str) -> None
     chosen = Phases(phases=(tries,), judge=Only(kind=kind))(observation)
     alone = tries[0 if kind == "conv" else 1](observation)
     assert torch.equal(chosen.images, alone.images)
+
+
+@pytest.mark.parametrize("name", ["agic", "sme", "dlfa"])
+def test_candidates_of_any_canvas_and_replay_can_be_compared(name: str) -> None:
+    observation = disclose(SCENARIO.draw(0), SCENARIO)
+    build: Any = ATTACKS[name]
+    tries = tuple(method_of(build(steps=steps, labels="disclosed")) for steps in (1, 12))
+    results = [attempt(observation) for attempt in tries]
+    best = min(results, key=lambda result: result.mismatch)
+    assert torch.equal(Phases(phases=(tries,))(observation).images, best.images)
 
 
 def test_unknown_layer_weights_are_refused() -> None:

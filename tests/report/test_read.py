@@ -63,6 +63,26 @@ def test_a_trial_that_nobody_has_finished_is_there_without_numbers(audit: AuditC
     assert record.key not in read.pictures
 
 
+def test_a_trial_that_is_just_being_prepared_is_not_there_yet(audit: AuditCopy) -> None:
+    path = audit.records(attack="awa")[0]
+    audit.forget(path)
+    (path.parent / "trial.json").unlink()
+    assert len(read_audit(audit.path).records) == TRIALS - 1
+
+
+@pytest.mark.parametrize("keys", [["../../elsewhere"], ["0" * 16, "0" * 16]])
+def test_keys_that_no_trial_has_are_refused(audit: AuditCopy, keys: list[str]) -> None:
+    audit.change(audit.path / "run.json", keys=keys)
+    with pytest.raises(DataError, match=r"run\.json: expected keys of 16 hex digits, each once"):
+        read_audit(audit.path)
+
+
+def test_a_directory_of_another_version_says_so(audit: AuditCopy) -> None:
+    (audit.path / "run.json").unlink()
+    with pytest.raises(DataError, match="another version"):
+        read_audit(audit.path)
+
+
 def test_a_failed_trial_carries_its_reason(audit: AuditCopy) -> None:
     path = audit.records(attack="ig")[0]
     audit.fail(path, "out of memory")

@@ -22,7 +22,7 @@ from undelta.attacker.reconstruction import Iterate, Moment, Reconstruction
 from undelta.attacker.run import optimize
 from undelta.attacker.weights import Uniform, WeightsPart
 from undelta.engine import ranks
-from undelta.errors import ConfigError
+from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
 from undelta.seeding import stream
 
@@ -175,7 +175,15 @@ class Phases:
                     break
             if not results:
                 continue
-            chosen = self._best(observation, results, tries, run)
+            began = time.perf_counter()
+            try:
+                chosen = self._best(observation, results, tries, run)
+            except KeyboardInterrupt:
+                if ranks.shared():
+                    raise
+                chosen = min(range(len(results)), key=lambda index: results[index].rank)
+                results[-1] = replace(results[-1], status="interrupted")
+            seconds += time.perf_counter() - began
             best = _ended_as(results[-1], results[chosen])
             if found and _lost(best):
                 history += (Moment(done, seconds, found.mismatch, found.history[-1].loss),)
@@ -191,16 +199,23 @@ class Phases:
     def _best(
         self, observation: Observation, results: list[Reconstruction], tries: tuple[Matching, ...], run: Run
     ) -> int:
-        """The candidate whose dummy update is closest to the target, by the judge's layer weights."""
+        """The candidate whose dummy update is closest to the target, by the judge's layer weights.
+
+        Where one has no canvas that pictures can be carried to, all are ranked by their own mismatch.
+        """
 
         def rank(index: int) -> tuple[bool, float]:
             result, method = results[index], replace(method_of(tries[index]), weights=self.judge, priors=())
             problem = Problem(method, observation, stream("attacker", "judge"), memory=run.memory)
-            value, _ = problem.value(observation.image.normalize(result.images), result.labels)
-            distance = value.terms["distance"]
+            distance = problem.at(result.images, result.labels, result.learned).terms["distance"]
             return result.status == "diverged", distance if math.isfinite(distance) else math.inf
 
-        return min(range(len(results)), key=rank) if len(results) > 1 else 0
+        if len(results) == 1:
+            return 0
+        try:
+            return min(range(len(results)), key=rank)
+        except (ConfigError, MissingKnowledge):
+            return min(range(len(results)), key=lambda index: results[index].rank)
 
 
 def _tries(phase: Phase, found: Reconstruction | None, method: GradientMatching | None) -> tuple[Matching, ...]:

@@ -64,7 +64,7 @@ class Problem:
     def __init__(
         self, parts: Objective, observation: Observation, generator: torch.Generator, *, memory: int = MEMORY
     ) -> None:
-        self.parts = parts
+        self.parts, self.observation = parts, observation
         self.replay: Replay = prepare(parts.replay, observation, generator, memory)
         prepared = [(_name(prior), prior(observation, self.replay)) for prior in parts.priors]
         self.notes = tuple(penalty.note for _, penalty in prepared if isinstance(penalty, Off))
@@ -100,6 +100,23 @@ class Problem:
             for name in layer.parameters
         }
         return with_cotangent(self.parts.distance, update, self.replay.target, by_parameter)
+
+    def at(self, pictures: Tensor, labels: Tensor, learned: Mapping[str, Any] | None = None) -> Value:
+        """The objective at N pictures in [0, 1] and their classes, on the objective's own canvas.
+
+        Args:
+            pictures: One for each private image.
+            labels: Their classes.
+            learned: What the replay learned, as a reconstruction tells it; its start where that is silent.
+        """
+        observation, canvas = self.observation, self.parts.canvas
+        images = observation.image.normalize(pictures.to(observation.device, observation.dtype))
+        images = canvas.images(canvas.carry(images, {}, observation), observation)
+        known = {
+            name: torch.as_tensor((learned or {}).get(name, value.tolist())).to(value).view_as(value)
+            for name, value in self.replay.variables.items()
+        }
+        return self.value(images, canvas.labels(labels.to(observation.device), observation), known)[0]
 
     def value(self, images: Tensor, labels: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> tuple[Value, Update]:
         """The objective at these dummy data, and the dummy update behind it."""

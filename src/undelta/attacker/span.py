@@ -106,13 +106,6 @@ def contains(observation: Observation, images: Tensor, reference: Tensor) -> lis
     ]
 
 
-def outside(observation: Observation, images: Tensor) -> Tensor | None:
-    """The share of each image's inputs outside of each layer's span, (n, layers); None where no layer can tell."""
-    model = _model(observation)
-    found = spans(observation, model, images)
-    return _outside(observation, model, found, images) if found else None
-
-
 def spans(observation: Observation, model: nn.Module, images: Tensor) -> list[Span]:
     """Every layer whose inputs are few enough that its update leaves directions free."""
     _, _, update = observed_update(observation)

@@ -144,7 +144,7 @@ def _prepare(out: Path, *, overwrite: bool) -> None:
         try:
             check_directory(out, overwrite=overwrite)
             make_directory(out)
-        except ConfigError as found:
+        except UndeltaError as found:
             problem = str(found)
         else:
             if overwrite:
@@ -260,6 +260,10 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
     configuration = out / "audit.toml"
     write_bytes(configuration, DEMO_TOML.format(seed=seed).encode())
     plan, store, claims = load_plan(configuration), Store(out), Claims(worker="demo")
+    if not all(claims.is_free(store.folder(key)) for key in plan.keys if store.folder(key).exists()):
+        raise ConfigError(f"another demo is running in {out}; choose another --out")
+    for key in plan.keys:
+        (store.folder(key) / "record.json").unlink(missing_ok=True)  # a finished demo runs again
     store.prepare(plan.text, plan.trials, claims, title=plan.name)
     records: list[Record] = []
     rows: list[tuple[str, Tensor]] = []
@@ -268,7 +272,6 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
         if claim is None:
             raise ConfigError(f"another demo is running in {out}; choose another --out")
         with claim:
-            (store.folder(trial.key) / "record.json").unlink(missing_ok=True)
             outcome = attempt(store, trial, claim, watch=watch(trial.attack) if watch else None)
         if outcome is None:
             record = store.record(trial.key)
@@ -288,11 +291,16 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
 
 def check_directory(out: Path, *, overwrite: bool) -> None:
     """Refuse to write over a finished run; an interrupted one has a checkpoint and goes on."""
-    finished = (out / "results.json").exists() and read_results(out)[0].status != "interrupted"
-    if finished and not overwrite:
-        raise ConfigError(f"{out} already holds results; choose another --out, or pass --overwrite")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose a directory for --out")
+    if overwrite or not (out / "results.json").exists():
+        return
+    try:
+        finished = read_results(out)[0].status != "interrupted"
+    except DataError:  # damaged, or another version's: somebody's results all the same
+        finished = True
+    if finished:
+        raise ConfigError(f"{out} already holds results; choose another --out, or pass --overwrite")
 
 
 def make_directory(out: Path) -> None:

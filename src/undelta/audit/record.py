@@ -199,7 +199,10 @@ def from_json(values: object, where: str) -> Record:
     """A record from JSON; every field is checked."""
     found = values.get("schema") if isinstance(values, dict) else None
     if found != SCHEMA:
-        raise DataError(f"{where}: expected a record of schema {SCHEMA}, got {found!r}")
+        raise DataError(
+            f"{where}: expected a record of schema {SCHEMA}, got {found!r}; if another version of undelta wrote it, "
+            "choose another --out"
+        )
     return parse(Record, values, where=where, error=DataError)
 
 
@@ -224,7 +227,12 @@ def read_results(directory: Path) -> list[Record]:
     path = directory / "results.json"
     results = load_json(path)
     if not isinstance(results, dict) or results.get("schema") != SCHEMA or not isinstance(results.get("records"), list):
-        raise DataError(f"{path}: expected results of schema {SCHEMA}")
+        raise DataError(
+            f"{path}: expected results of schema {SCHEMA}; if another version of undelta wrote them, choose another "
+            "--out"
+        )
+    if not results["records"]:
+        raise DataError(f"{path}: it holds no record")
     return [from_json(values, str(path)) for values in results["records"]]
 
 

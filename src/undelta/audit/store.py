@@ -49,6 +49,11 @@ class Contents:
     title: str
     keys: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        wrong = [key for key in self.keys if not _KEY.fullmatch(key)]
+        if wrong or len(set(self.keys)) < len(self.keys):
+            raise DataError(f"expected keys of 16 hex digits, each once, got {wrong or list(self.keys)}")
+
 
 class Store:
     """The directory, read and written one trial at a time."""
@@ -71,6 +76,8 @@ class Store:
         wanted: dict[str, Trial] = {}
         for trial in trials:
             wanted.setdefault(trial.key, trial)  # of equal ones, the first gives the names
+        for key in wanted:
+            self.record(key)  # one that is not readable is refused before anything is changed
         make_folder(self.directory / "trials")
         self._retire(wanted.keys(), claims)
         write_bytes(self.directory / "audit.toml", text.encode())
@@ -165,6 +172,10 @@ class Store:
         if record.key != key:
             raise DataError(f"{path}: this is the record of trial {record.key}, but its folder is called {key}")
         return record
+
+    def unmeasured(self, key: str) -> Record | None:
+        """The record of a trial without a result; None if the directory is just being prepared."""
+        return self.trial(key).unmeasured() if (self.folder(key) / "trial.json").exists() else None
 
     def pictures(self, key: str) -> Path | None:
         """A trial's pictures, if it has some."""

@@ -24,8 +24,8 @@ from undelta.observation import Observation
 from undelta.seeding import stream
 
 REPLAYS: dict[str, ReplayPart] = {
-    "one epoch from the start (AWA)": InterpolatedEpoch(),
-    "one epoch around the midpoint": InterpolatedEpoch(position="middle"),
+    "one epoch from the start (AWA in the paper)": InterpolatedEpoch(),
+    "one epoch around the midpoint (awa)": InterpolatedEpoch(position="middle"),
     "one gradient at the start": OneStep(),
     "one gradient at the midpoint": OneStep(position=0.5),
     "straight line, 4 gradients": StraightPath(nodes=4, middle=True),
@@ -122,15 +122,7 @@ def value_at_truth(
     """An objective at the private images."""
     problem = Problem(objective, observation, stream("evaluation", "floor"))
     places = torch.arange(len(private)) if order is None else order.cpu()
-    images = observation.image.normalize(private.images[places].to(observation.device, observation.dtype))
-    images = objective.canvas.images(objective.canvas.carry(images, {}, observation), observation)
-    labels = objective.canvas.labels(private.labels[places].to(observation.device), observation)
-    start = problem.replay.variables
-    known = {
-        name: torch.as_tensor((learned or {}).get(name, value.tolist())).to(value).view_as(value)
-        for name, value in start.items()
-    }
-    return problem.value(images, labels, known)[0]
+    return problem.at(private.images[places], private.labels[places], learned)
 
 
 def floors(

@@ -45,6 +45,10 @@ def read_audit(directory: Path) -> Audit:
         return _read_trials(directory)
     if (directory / "results.json").is_file():
         return _read_run(directory)
+    if (directory / "trials").is_dir():
+        raise DataError(
+            f"{directory}: no {RUN} beside trials/; start the audit again, elsewhere if another version began it"
+        )
     raise DataError(
         f"{directory}: expected a file {RUN} (of `undelta audit`) or results.json (of `undelta attack` or `demo`), "
         "found neither"
@@ -57,10 +61,11 @@ def _read_trials(directory: Path) -> Audit:
     if not contents.keys:
         raise DataError(f"{directory}: no trial in it yet; start the audit first")
     pictures = {key: store.pictures(key) for key in contents.keys}
+    records = [store.record(key) or store.unmeasured(key) for key in contents.keys]
     return Audit(
         title=contents.title,
         directory=directory,
-        records=tuple(store.record(key) or store.trial(key).unmeasured() for key in contents.keys),
+        records=tuple(record for record in records if record),
         pictures={key: path for key, path in pictures.items() if path},
         configuration=_text(configuration) if configuration.is_file() else None,
         verdicts=_read_verdicts(directory / "verdict.json"),
@@ -72,8 +77,6 @@ def _read_trials(directory: Path) -> Audit:
 def _read_run(directory: Path) -> Audit:
     sheet = directory / "reconstruction.png"
     records = read_results(directory)
-    if not records:
-        raise DataError(f"{directory / 'results.json'}: it holds no record")
     return Audit(
         title=directory.resolve().name,
         directory=directory,

@@ -2,7 +2,7 @@
 
 Replay one interpolated epoch, weight its layers by Q, and match by cosine. The paper leaves the coefficients of its
 regularizers, the box, signs and decays open, and tunes Q for one network. Two settings: "measured", what works on many
-networks (docs/deep-networks.md), and "paper", the paper's optimizer, iterations and Q.
+networks (docs/deep-networks.md), and "paper", the paper's first epoch, optimizer, iterations and Q.
 """
 
 from __future__ import annotations
