@@ -52,7 +52,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "awa, no weights": ("awa", {"steps": 1000, "form": "approximation"}),
     "awa, paper's Q": ("awa", {"steps": 1000, "q": "paper"}),
     "strongest": ("strongest", {}),
-    "strongest, both weights": ("strongest", {"weights": "both"}),
     "strongest, longer": ("strongest", {"rollout_steps": 300}),  # as long as awa where that has four mini-batches
 }
 

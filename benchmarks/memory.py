@@ -62,7 +62,7 @@ def table(cells: list[dict[str, Any]]) -> str:
             row = [cell for cell in cells if (cell["name"], cell["form"]) == (name, form)]
             if not row:
                 continue
-            peaks = " | ".join(f"{cell['peak_mb']:.0f} MB" for record in row)
+            peaks = " | ".join(f"{cell['peak_mb']:.0f} MB" for cell in row)
             growth = row[-1]["peak_mb"] / row[0]["peak_mb"]
             ratio = row[-1]["seconds"] / whole[-1]
             lines.append(f"| {name} | {form} | {peaks} | {growth:.2f} | {ratio:.2f} |")

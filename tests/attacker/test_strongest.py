@@ -12,7 +12,16 @@ import pytest
 import torch
 
 from undelta.attacker.attacks import ATTACKS, strongest
-from undelta.attacker.attacks.strongest import CLIPPED, FLAT, MACRO_STEPS, RESOLVED, path_stretch, resolving
+from undelta.attacker.attacks.strongest import (
+    CLIPPED,
+    FLAT,
+    MACRO_STEPS,
+    RESOLVED,
+    RISING,
+    judge_for,
+    path_stretch,
+    resolving,
+)
 from undelta.attacker.combine import Consensus, Phases, method_of
 from undelta.attacker.descent import Descent
 from undelta.attacker.distances import mismatch
@@ -21,6 +30,7 @@ from undelta.attacker.optimizers import Adam
 from undelta.attacker.priors import TotalVariation
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replays import CoarseRollout, OneStep, Replay, ReplayPart
+from undelta.attacker.weights import WeightsPart
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
@@ -209,6 +219,12 @@ def test_candidates_of_any_canvas_and_replay_can_be_compared(name: str) -> None:
     results = [attempt(observation) for attempt in tries]
     best = min(results, key=lambda result: result.mismatch)
     assert torch.equal(Phases(phases=(tries,))(observation).images, best.images)
+
+
+@pytest.mark.parametrize(("model", "judge"), [("lenet", FLAT), ("convnet", RISING)])
+def test_rising_weights_judge_networks_with_norms_alone(model: str, judge: WeightsPart) -> None:
+    scenario = replace(SCENARIO, model=model)
+    assert judge_for(disclose(scenario.draw(0), scenario)) == judge
 
 
 def test_unknown_layer_weights_are_refused() -> None:

@@ -29,7 +29,7 @@ from undelta.engine import MEMORY
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.seeding import stream
-from undelta.updates import Update, inner
+from undelta.updates import Update, inner, layers_of
 
 FLAT = Uniform()
 # The paper's ramps; but the last layer, which holds most of a deep network's update, says little of pixels.
@@ -69,7 +69,7 @@ class Composite:
     midpoint: Matching
     rollout: GradientMatching
     candidates: tuple[Candidate, ...]
-    """All are tried in the midpoint phase, and judged by `RISING` weights."""
+    """All are tried in the midpoint phase, and compared by `judge_for`."""
     macro_steps: int | None
     """None: chosen before each round on the images so far, without any truth."""
 
@@ -116,7 +116,7 @@ class Composite:
             altered(midpoint, weights=candidate.weights, priors=candidate.priors) for candidate in self.candidates
         )
         rounds = () if observation.unknown else (further_out, *[finer] * ROUNDS, polish)
-        return Phases(phases=(tries, *rounds), judge=RISING)(observation, seed=seed, run=run)
+        return Phases(phases=(tries, *rounds), judge=judge_for(observation))(observation, seed=seed, run=run)
 
     def _late(self, by: GradientMatching) -> tuple[Prior, ...] | None:
         """The priors of the last phase, for the candidate that was chosen."""
@@ -143,6 +143,16 @@ class Composite:
             for share in (1, LATER)
         )
         return now, now == later
+
+
+def judge_for(observation: Observation) -> WeightsPart:
+    """Layer weights under which candidates are compared (docs/strongest.md).
+
+    In a network with norms, which is deep, most of the update lies in late layers that any images soon match; without,
+    rising weights would favor the candidate that minimizes nothing else.
+    """
+    deep = any(layer.kind == "norm" for layer in layers_of(observation.model()))
+    return RISING if deep else FLAT
 
 
 def resolving(observation: Observation, guess: Reconstruction, replay: ReplayPart, memory: int = MEMORY) -> ReplayPart:
