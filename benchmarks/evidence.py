@@ -57,6 +57,7 @@ CANDIDATES: dict[str, tuple[WeightsPart, Prior]] = {
     "flat, much TV": (FLAT, MUCH),
 }
 NEAR = 0.5  # dB
+PAIR = ("flat", "rising")
 
 
 def main() -> None:
@@ -184,6 +185,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(
             f"| always {candidate} | {best} of {len(lost)} | {near} | {sum(lost) / len(lost):.2f} | {max(lost):.2f} |"
         )
+    lines += ["", f"The better of {' and '.join(PAIR)}, the candidates of strongest, is picked by:"]
+    for name in rows[0]["evidence"]:
+        pairs = [[row for row in group if row["candidate"] in PAIR] for group in whole]
+        lines.append(f"- {name}: {sum(regret(pair, name) == 0 for pair in pairs)} of {len(pairs)}")
     return "\n".join(lines)
 
 
