@@ -221,6 +221,19 @@ def test_candidates_of_any_canvas_and_replay_can_be_compared(name: str) -> None:
     assert torch.equal(Phases(phases=(tries,))(observation).images, best.images)
 
 
+def test_an_interruption_while_candidates_are_compared_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    observation = disclose(SCENARIO.draw(0), SCENARIO)
+    tries = tuple(GradientMatching(replay=OneStep(position=0.5), steps=steps) for steps in (1, 12))
+
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Phases, "_best", interrupt)
+    result = Phases(phases=(tries, tries[0]))(observation)
+    assert (result.status, result.iterations) == ("interrupted", 13)
+    assert torch.equal(result.images, tries[1](observation).images)
+
+
 @pytest.mark.parametrize(("model", "judge"), [("lenet", FLAT), ("convnet", RISING)])
 def test_rising_weights_judge_networks_with_norms_alone(model: str, judge: WeightsPart) -> None:
     scenario = replace(SCENARIO, model=model)

@@ -191,6 +191,14 @@ def test_simulating_again_gives_the_same_content(tmp_path: Path, files: Files) -
         assert all(torch.equal(tensor, tensors_again[name]) for name, tensor in tensors.items())
 
 
+@pytest.mark.parametrize("content", ["{", '{"schema": 1, "records": []}', '{"schema": 2, "records": []}'])
+def test_results_that_cannot_be_read_are_somebodys_and_can_be_overwritten(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(ConfigError, match="already holds results"):
+        check_directory(tmp_path, overwrite=False)
+    check_directory(tmp_path, overwrite=True)
+
+
 def test_attack_and_score_leave_results_pictures_and_images(tmp_path: Path, files: Files) -> None:
     out = tmp_path / "deep" / "run"
     record = attack_job(files.observation, attack="strongest", arguments=QUICK, out=out, seed=1)

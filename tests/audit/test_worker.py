@@ -344,6 +344,14 @@ def test_another_configuration_is_refused_while_the_first_one_runs(store: Store,
     assert store.folder(ONE.key).exists()
 
 
+def test_a_record_that_cannot_be_read_is_refused_before_anything_is_changed(store: Store, claims: Claims) -> None:
+    (store.folder(ONE.key) / "record.json").write_text('{"status": "completed"}')
+    before = {path: path.read_bytes() for path in store.directory.rglob("*") if path.is_file()}
+    with pytest.raises(DataError, match="another version of undelta"):
+        store.prepare("# other\n", [ONE], claims)
+    assert {path: path.read_bytes() for path in store.directory.rglob("*") if path.is_file()} == before
+
+
 def test_a_new_name_reaches_finished_records_without_running_again(store: Store, claims: Claims) -> None:
     work(job(store, ONE))
     before = record_of(store, ONE)
