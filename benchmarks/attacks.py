@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from halves import ROWS, rows_of
 
-from undelta.audit.record import SCHEMA
-from undelta.audit.trial import Outcome, Trial, run
 from undelta.client.scenario import Scenario
 from undelta.evaluation.score import score
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
+from undelta.trials.record import SCHEMA
+from undelta.trials.trial import Outcome, Trial, run
 
 CASES: dict[str, dict[str, Any]] = {
     "short": {"num_samples": 16, "epochs": 10, "batches": 4, "learning_rate": 0.004, "model": "cnn"},

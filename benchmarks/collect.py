@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
 
 LONG = ("history", "curve")
 

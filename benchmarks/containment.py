@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from undelta.attacker.span import contains
-from undelta.audit.record import versions
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
-from undelta.knowledge import without, without_labels
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
+from undelta.observation.withhold import without, without_labels
+from undelta.trials.record import versions
 
 RESNET: dict[str, Any] = {
     "image_size": 64,

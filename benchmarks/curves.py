@@ -15,11 +15,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
 from undelta.report.charts import Series, chart
 from undelta.report.svg import svg
-from undelta.reproduce.published import AWA, COMPARISON, Case
-from undelta.reproduce.results import QUALITY
+from undelta.studies.reproduce.published import AWA, COMPARISON, Case
+from undelta.studies.reproduce.results import QUALITY
 
 SIZE = (760, 320)
 TICKS = ((0.02, "0.02"), (0.05, "0.05"), (0.1, "0.1"), (0.2, "0.2"), (0.5, "0.5"), (1.0, "1"))

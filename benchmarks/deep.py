@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from undelta.audit.pictures import write_sheet
-from undelta.audit.record import SCHEMA
-from undelta.audit.trial import Trial, run
 from undelta.client.datasets import SOURCES
 from undelta.client.datasets.folders import SUFFIXES
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.evaluation.metrics import psnr, ssim
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
+from undelta.trials.pictures import write_sheet
+from undelta.trials.record import SCHEMA
+from undelta.trials.trial import Trial, run
 
 RESNET: dict[str, Any] = {
     "image_size": 64,

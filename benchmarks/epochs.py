@@ -22,7 +22,7 @@ import torch
 from workloads import Work, alternating, observe, ours, write
 
 from undelta.attacker.attacks import agic, awa, idlg_fedavg
-from undelta.audit.record import peak_memory_mb, reset_peak_memory
+from undelta.trials.record import peak_memory_mb, reset_peak_memory
 
 EPOCHS = (1, 2, 4, 8, 16, 32, 64)
 METHODS = {"awa": awa(), "idlg_fedavg": idlg_fedavg(), "agic": agic()}

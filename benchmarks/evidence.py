@@ -32,8 +32,8 @@ from undelta.attacker.weights import ByFamily, WeightsPart
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.evaluation.score import score
+from undelta.files import write_bytes
 from undelta.observation import Observation
-from undelta.recording import write_bytes
 from undelta.seeding import stream
 from undelta.updates import Layer, Update, layers_of, layers_within
 

@@ -32,12 +32,12 @@ from undelta.attacker.paths import LearnedPosition, QuadraticPath, StraightPath,
 from undelta.attacker.priors import TotalVariation
 from undelta.attacker.replays import CoarseRollout, FullRollout, InterpolatedEpoch, OneStep, ReplayPart
 from undelta.attacker.weights import Ramps, Uniform
-from undelta.audit.record import versions
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.evaluation.score import score
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
 from undelta.seeding import stream
+from undelta.trials.record import versions
 
 TUNING_SEEDS = (100, 101, 102, 103)
 CASES = {"N=16 E=10 B=4": (16, 10, 4), "N=50 E=20 B=5": (50, 20, 5)}

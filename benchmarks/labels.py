@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from undelta.attacker.labels import LABELS
-from undelta.audit.record import versions
 from undelta.client.datasets import open_dataset
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import MissingKnowledge
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
 from undelta.seeding import stream
+from undelta.trials.record import versions
 
 RULES = ("yin", "geng", "dlfa", "bias")
 # classes -> samples of each, for ten classes

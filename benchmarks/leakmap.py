@@ -24,15 +24,15 @@ from deep import load, mean, mean_color
 from safetensors.torch import save_file
 from torch import Tensor
 
-from undelta.audit.pictures import write_sheet
-from undelta.audit.record import SCHEMA
-from undelta.audit.trial import Trial, run
 from undelta.client.datasets import open_dataset
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.evaluation.metrics import psnr, ssim
+from undelta.files import write_bytes
 from undelta.models import build
-from undelta.recording import write_bytes
+from undelta.trials.pictures import write_sheet
+from undelta.trials.record import SCHEMA
+from undelta.trials.trial import Trial, run
 
 SIDE = 32
 PLAIN: dict[str, Any] = {"image_size": SIDE, "epochs": 8, "learning_rate": 1e-3, "norm_mode": "eval"}

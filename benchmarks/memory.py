@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from workloads import Work, observe, ours, textbook, write
 
-from undelta.audit.record import peak_memory_mb, reset_peak_memory
 from undelta.engine import Network
 from undelta.engine.rollout import HELD
+from undelta.trials.record import peak_memory_mb, reset_peak_memory
 
 COUNTS = (8, 16, 32, 64, 128)
 CHUNK = 8  # images that the chunked form may hold at once

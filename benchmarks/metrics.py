@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from undelta.assignment import match
-from undelta.audit.record import versions
 from undelta.client.datasets import open_dataset
 from undelta.evaluation.metrics import fraction_recovered, psnr, ssim
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
 from undelta.seeding import stream
+from undelta.trials.record import versions
 
 THRESHOLDS = (16, 18, 20, 22)
 MOST = 1000  # images per source

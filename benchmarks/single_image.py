@@ -15,12 +15,12 @@ import torch
 
 from undelta.attacker.attacks import dlg, idlg
 from undelta.attacker.labels import LABELS
-from undelta.audit.record import versions
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.evaluation.score import score
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
 from undelta.seeding import stream
+from undelta.trials.record import versions
 
 
 def main() -> None:

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from undelta.attacker.labels import disclosed
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.audit.record import describe_scenario, versions
-from undelta.audit.store import CHECKPOINT, Store
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.evaluation.score import score
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
 from undelta.seeding import stream
+from undelta.trials.directory import CHECKPOINT, RunDirectory
+from undelta.trials.record import describe_scenario, versions
 
 
 def main() -> None:
@@ -34,12 +34,12 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    store = Store(options.directory)
+    store = RunDirectory(options.directory)
     keys = [path.parent.name for path in sorted(options.directory.glob(f"trials/*/{CHECKPOINT}"))]
     write_bytes(options.out, json.dumps([so_far(store, key) for key in keys], indent=1).encode())
 
 
-def so_far(store: Store, key: str) -> dict[str, Any]:
+def so_far(store: RunDirectory, key: str) -> dict[str, Any]:
     """What a record would say of the last checkpoint, with a curve that ends there."""
     trial = store.trial(key)
     state = torch.load(store.folder(key) / CHECKPOINT, map_location="cpu", weights_only=True)["state"]

@@ -18,14 +18,14 @@ from undelta.attacker.attacks import awa
 from undelta.attacker.combine import Matching, method_of
 from undelta.attacker.descent import Descent
 from undelta.attacker.priors import batch_norm_targets, total_variation
-from undelta.audit.record import versions
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.engine import MEMORY
+from undelta.files import write_bytes
 from undelta.observation import Observation
-from undelta.recording import write_bytes
 from undelta.seeding import stream
+from undelta.trials.record import versions
 from undelta.updates import difference, inner, parameters_of
 
 

@@ -13,8 +13,8 @@ import pytest
 import typer
 import yaml
 
-from undelta.audit.plan import load_plan
 from undelta.cli import app
+from undelta.trials.plan import load_plan
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "examples" / "ci" / "undelta.yml"

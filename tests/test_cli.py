@@ -27,8 +27,9 @@ from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.engine import Network, Room, Step
 from undelta.errors import DataError, ObservationError
+from undelta.files import read_tensors, write_tensors
 from undelta.models import MODELS
-from undelta.recording import load_observation, read_tensors, save_observation, write_tensors
+from undelta.observation.file import load_observation, save_observation
 
 TOML = """
 data = "faces"

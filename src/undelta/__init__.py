@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from undelta.attacker.combine import Phases, Restarts
     from undelta.attacker.method import GradientMatching
     from undelta.attacker.reconstruction import Reconstruction
-    from undelta.audit.pictures import write_sheet
-    from undelta.audit.record import write_results
-    from undelta.audit.trial import Trial, run
     from undelta.client.disclose import disclose
     from undelta.client.private import Private
     from undelta.client.scenario import Scenario
     from undelta.errors import MissingKnowledge, UndeltaError
     from undelta.evaluation.score import Score, score
     from undelta.observation import Observation
-    from undelta.recording import load_observation, save_observation
+    from undelta.observation.file import load_observation, save_observation
     from undelta.report.write import write_report
+    from undelta.trials.pictures import write_sheet
+    from undelta.trials.record import write_results
+    from undelta.trials.trial import Trial, run
 
 __version__ = "0.1.0"
 
@@ -96,16 +96,16 @@ _ELSEWHERE = {
     "Restarts": "attacker.combine",
     "Scenario": "client.scenario",
     "Score": "evaluation.score",
-    "Trial": "audit.trial",
+    "Trial": "trials.trial",
     "UndeltaError": "errors",
     "disclose": "client.disclose",
-    "load_observation": "recording",
-    "run": "audit.trial",
-    "save_observation": "recording",
+    "load_observation": "observation.file",
+    "run": "trials.trial",
+    "save_observation": "observation.file",
     "score": "evaluation.score",
     "write_report": "report.write",
-    "write_results": "audit.record",
-    "write_sheet": "audit.pictures",
+    "write_results": "trials.record",
+    "write_sheet": "trials.pictures",
 }
 """Modules of the names that are no attacks."""
 

@@ -23,13 +23,13 @@ from undelta.attacker.priors import TotalVariation
 from undelta.attacker.reconstruction import Moment, Reconstruction
 from undelta.attacker.replays import InterpolatedEpoch, OneStep, observed_update
 from undelta.attacker.weights import PAPER_Q, ByFamily, ErrorEnhanced, Q, Ramps
-from undelta.audit.config import make_attack
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
 from undelta.evaluation.metrics import psnr
 from undelta.observation import Observation
+from undelta.trials.config import make_attack
 from undelta.updates import Update
 
 

@@ -35,7 +35,7 @@ from undelta.attacker.reconstruction import Moment, Reconstruction
 from undelta.attacker.replays import OneStep
 from undelta.errors import ConfigError
 from undelta.observation import Observation
-from undelta.recording import save_observation
+from undelta.observation.file import save_observation
 
 ATTACKS: dict[str, tuple[Attack, tuple[int, ...]]] = {
     "awa": (awa(steps=25), (0, 10, 20)),
@@ -164,7 +164,7 @@ import os, pathlib, signal, sys, torch
 from undelta.attacker.attack import Run
 from undelta.attacker.attacks import awa
 from undelta.attacker.checkpoint import Checkpoint
-from undelta.recording import load_observation
+from undelta.observation.file import load_observation
 
 torch.set_num_threads(1)
 folder, mode = pathlib.Path(sys.argv[1]), sys.argv[2]

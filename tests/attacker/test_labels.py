@@ -18,8 +18,8 @@ from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, MissingKnowledge
-from undelta.knowledge import only_layers, without, without_labels
 from undelta.observation import Observation
+from undelta.observation.withhold import only_layers, without, without_labels
 
 CLASSES = 10
 ONE_STEP = Scenario(data="digits", num_samples=1, model="lenet", epochs=1, batches=1, learning_rate=0.05)

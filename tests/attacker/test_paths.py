@@ -17,8 +17,8 @@ from undelta.attacker.replays import OneStep, Replay, ReplayPart, observed_updat
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
-from undelta.knowledge import only_layers, without
 from undelta.observation import Observation
+from undelta.observation.withhold import only_layers, without
 from undelta.updates import Update
 
 LENET = Scenario(

@@ -34,8 +34,8 @@ from undelta.attacker.weights import WeightsPart
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
-from undelta.knowledge import without
 from undelta.observation import Observation
+from undelta.observation.withhold import without
 from undelta.seeding import stream
 from undelta.updates import Layer, Update
 

@@ -21,7 +21,7 @@ from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
 from undelta.observation import Observation
-from undelta.recording import load_observation, save_observation
+from undelta.observation.file import load_observation, save_observation
 from undelta.training import LocalTraining
 from undelta.updates import State, Update, difference, inner, parameters_of
 

@@ -11,12 +11,12 @@ import torch
 from opacus.accountants import RDPAccountant
 from torch.nn import functional as F  # noqa: N812
 
-from undelta.audit.trial import Trial, run
 from undelta.client.defenses import DpSgd
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.federation import initial_model
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
+from undelta.trials.trial import Trial, run
 
 
 def private(scenario: Scenario, **settings: Any) -> Scenario:

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 from undelta.engine import Network
 from undelta.engine.moments import Slope
 from undelta.engine.network import AutogradTape, Tape
-from undelta.engine.program import Sweep
+from undelta.engine.program import Pool
 from undelta.models import build
 from undelta.training import LOSSES, LocalTraining, LossName, NormMode
 from undelta.updates import parameters_of
@@ -187,7 +187,7 @@ def test_the_sweeps_equal_double_backward(case: str, norm_mode: NormMode) -> Non
     network, point = network_of(model, norm_mode=norm_mode), parameters_of(model)
     images, labels = batch(model)
     tape = network.tape(point, images, labels, share=0.7)
-    assert isinstance(tape, Sweep), "not traced"
+    assert isinstance(tape, Pool), "not traced"
     check_equal(tape, AutogradTape(network, point, images, labels, 0.7))
 
 
@@ -198,7 +198,7 @@ def test_both_losses_and_both_kinds_of_labels(loss: LossName, soft: bool) -> Non
     network, point = network_of(model, loss), parameters_of(model)
     images, labels = batch(model, soft=soft)
     tape = network.tape(point, images, labels)
-    assert isinstance(tape, Sweep)
+    assert isinstance(tape, Pool)
     check_equal(tape, AutogradTape(network, point, images, labels, 1.0))
 
 

@@ -15,7 +15,8 @@ import torch
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.errors import DataError
-from undelta.recording import read_tensors, save_observation
+from undelta.files import read_tensors
+from undelta.observation.file import save_observation
 
 CASES = {
     "several mini-batches": (

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from undelta import assignment
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.audit.trial import Trial, run
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError
 from undelta.evaluation.backbones import BACKBONES, BackboneName
 from undelta.evaluation.score import score
+from undelta.trials.trial import Trial, run
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from undelta.client.private import Private, load_private
 from undelta.integrations.flower import RecordOwn, record
 from undelta.models import build
-from undelta.recording import digest_of, load_observation
+from undelta.observation.file import digest_of, load_observation
 
 from .federations import (
     ARGUMENTS,

@@ -18,7 +18,7 @@ from undelta.client.federation import average
 from undelta.client.local import train
 from undelta.client.private import load_private
 from undelta.observation import Observation
-from undelta.recording import load_observation
+from undelta.observation.file import load_observation
 from undelta.training import LocalTraining
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"

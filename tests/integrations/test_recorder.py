@@ -19,7 +19,7 @@ from undelta.integrations import recorder
 from undelta.integrations.recorder import Recorder
 from undelta.models import build
 from undelta.observation import ImageSpec, Observation
-from undelta.recording import save_observation
+from undelta.observation.file import save_observation
 
 IMAGE = ImageSpec(shape=(1, 4, 4), mean=(0.5,), std=(0.25,), classes=3)
 ARGUMENTS = {"hidden": [5]}

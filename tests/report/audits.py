@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from undelta.audit.audits import judge_job
-from undelta.audit.claims import Claims
-from undelta.audit.plan import load_plan
-from undelta.audit.record import as_json
-from undelta.audit.store import Store
-from undelta.audit.worker import attempt
+from undelta.studies.audit import judge_job
+from undelta.trials.directory import RunDirectory
+from undelta.trials.leases import Leases
+from undelta.trials.plan import load_plan
+from undelta.trials.record import as_json
+from undelta.trials.worker import attempt
 
 TOML = """
 name = "Faces of a small clinic"
@@ -53,13 +53,13 @@ def run_audit(directory: Path, toml: str) -> Path:
     directory.mkdir()
     configuration = directory / "audit.toml"
     configuration.write_text(toml)
-    plan, store, claims = load_plan(configuration), Store(directory), Claims(worker="test")
-    store.prepare(plan.text, plan.trials, claims, title=plan.name)
+    plan, store, leases = load_plan(configuration), RunDirectory(directory), Leases(worker="test")
+    store.prepare(plan.text, plan.trials, leases, title=plan.name)
     for trial in plan.trials:
-        claim = claims.acquire(store.folder(trial.key))
-        assert claim is not None
-        with claim:
-            attempt(store, trial, claim)
+        lease = leases.acquire(store.folder(trial.key))
+        assert lease is not None
+        with lease:
+            attempt(store, trial, lease)
     judge_job(plan, store)
     return directory
 
@@ -87,7 +87,7 @@ class AuditCopy:
 
     def fail(self, path: Path, error: str) -> None:
         """Make a finished trial one that failed, as the audit itself would record it."""
-        trial = Store(self.path).trial(path.parent.name)
+        trial = RunDirectory(self.path).trial(path.parent.name)
         path.write_bytes(as_json(trial.unmeasured("failed", error)))
         (path.parent / "pictures.safetensors").unlink()
 

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undelta.audit.record import Quality, Record
-from undelta.audit.tuning_file import Evaluation, TuningFile
 from undelta.report.charts import MOST_MARKS, MOST_POINTS, Chart, Series, chart
 from undelta.report.curves import curves, with_result
 from undelta.report.pictures import spread_out
@@ -20,6 +18,8 @@ from undelta.report.tables import attack_labels
 from undelta.report.ticks import linear_axis, log_axis
 from undelta.report.trends import Trend, trends, varying
 from undelta.report.tuning import tuning
+from undelta.trials.record import Quality, Record
+from undelta.trials.tuning_file import Evaluation, TuningFile
 
 FINITE = st.floats(-1e12, 1e12)
 POSITIVE = st.floats(1e-12, 1e12)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from undelta.cli import main
 from undelta.errors import DataError
-from undelta.recording import FORMAT, write_tensors
+from undelta.files import FORMAT, write_tensors
 from undelta.report import write_report
 from undelta.report.read import read_audit
 
@@ -270,7 +270,7 @@ def test_a_page_of_fifty_trials_of_noise_stays_below_five_megabytes(audit: Audit
 
 
 def write_run(directory: Path) -> Path:
-    from undelta.audit.jobs import attack_job, simulate_job
+    from undelta.studies.single import attack_job, simulate_job
 
     (directory / "scenario.toml").write_text(SCENARIO)
     seen, truth = directory / "seen", directory / "truth"

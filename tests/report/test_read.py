@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from undelta.audit.jobs import attack_job, score_job, simulate_job
-from undelta.audit.record import UNFINISHED, as_json
 from undelta.errors import DataError
 from undelta.report.read import read_audit
+from undelta.studies.single import attack_job, score_job, simulate_job
+from undelta.trials.record import UNFINISHED, as_json
 
 from .audits import TOML, TRIALS, AuditCopy
 

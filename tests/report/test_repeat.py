@@ -16,12 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undelta.audit.config import to_toml
-from undelta.audit.jobs import attack_job, score_job, simulate_job
 from undelta.errors import DataError
-from undelta.recording import read_tensors
+from undelta.files import read_tensors
 from undelta.report.read import read_audit
 from undelta.report.repeat import command
+from undelta.studies.single import attack_job, score_job, simulate_job
+from undelta.trials.config import to_toml
 
 from .test_read import SCENARIO
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from undelta.errors import DataError
-from undelta.recording import FORMAT, write_tensors
+from undelta.files import FORMAT, write_tensors
 from undelta.report.grids import exhibit, make_grids
 from undelta.report.pictures import MOST_FRAMES, MOST_IMAGES, Pictures, read_pictures
 from undelta.report.read import read_audit

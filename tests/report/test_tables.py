@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from undelta.audit.record import Record
 from undelta.report.exports import csv_table, latex, markdown
 from undelta.report.read import Audit
 from undelta.report.tables import AVERAGED, MEASURES, attack_labels, mean_of, settings
 from undelta.report.words import numbers, verdicts
+from undelta.trials.record import Record
 
 HOSTILE = "=cmd|'<script>alert(1)</script>'\n& 50% of_#{x}~^\\"
 MEASURE = {measure.key: measure for measure in MEASURES}

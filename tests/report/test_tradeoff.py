@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from undelta.audit.tradeoff import Point, Tradeoff, compare, read_tradeoff
 from undelta.errors import DataError
 from undelta.report import write_report
 from undelta.report.charts import Series, chart
 from undelta.report.tradeoff import rows, tradeoff_chart
+from undelta.trials.tradeoff import Point, Tradeoff, compare, read_tradeoff
 
 from .audits import AuditCopy
 from .browsing import Browser, find, find_all

@@ -18,7 +18,7 @@ import torch
 from undelta.attacker.reconstruction import Iterate, Moment, Reconstruction
 from undelta.engine import ranks
 from undelta.errors import ConfigError
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
 
 
 class Checkpoint:

@@ -16,7 +16,7 @@ from undelta.attacker.replays import observed_update
 from undelta.engine import Network
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
-from undelta.parsing import unknown
+from undelta.schema import unknown
 from undelta.updates import Update, along, layers_of
 
 PROBES = 64  # random inputs that stand for the unknown images where a statistic of the outputs is needed

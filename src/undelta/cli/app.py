@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from undelta.audit.record import Record
+    from undelta.trials.record import Record
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 FAILED = 3  # some trials of an audit

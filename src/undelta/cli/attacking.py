@@ -24,8 +24,8 @@ Initial = Annotated[
 @app.command()
 def demo(out: Annotated[Path, typer.Option(help="Where results go.")] = Path("undelta-demo"), seed: Seed = 0) -> None:
     """Reconstruct eight photographs from one simulated update, with the paper's attack and with our strongest."""
-    from undelta.audit.jobs import demo_job
     from undelta.report import write_report
+    from undelta.studies.single import demo_job
 
     with watching() as progress:
         records = demo_job(out, seed=seed, watch=progress.start)
@@ -44,7 +44,7 @@ def simulate(
     initial: Initial = None,
 ) -> None:
     """Train one federated client and record its update."""
-    from undelta.audit.jobs import simulate_job
+    from undelta.studies.single import simulate_job
 
     done = simulate_job(scenario, observation_path=observation, truth_path=truth, seed=seed, initial=initial)
     typer.echo(
@@ -81,8 +81,8 @@ def attack(
     The paper's whole algorithm, its layer weights tuned on this update: --attack awa --set q=tune (see undelta tune).
     To share the work among processes or GPUs: torchrun --nproc-per-node 2 -m undelta attack ...
     """
-    from undelta.audit.config import load_weights, parse_settings
-    from undelta.audit.jobs import attack_job
+    from undelta.studies.single import attack_job
+    from undelta.trials.config import load_weights, parse_settings
 
     if "q=tune" in (settings or []):
         tune_and_attack(
@@ -154,8 +154,8 @@ def observe(
     ] = None,
 ) -> None:
     """Make an observation from two checkpoints of any framework: before and after a client's training."""
-    from undelta.audit.config import parse_settings
-    from undelta.audit.observe import observe_job
+    from undelta.studies.observe import observe_job
+    from undelta.trials.config import parse_settings
 
     notes = observe_job(
         before,
@@ -194,7 +194,7 @@ def score(
     model: CustomModel = None,
 ) -> None:
     """Compare a reconstruction with the truth, and its loss with that of the truth."""
-    from undelta.audit.jobs import score_job
+    from undelta.studies.single import score_job
 
     record = score_job(directory, truth_path=truth, observation_path=observation, model=model)
     print_table([record])
@@ -212,7 +212,7 @@ def contains(
     out: Annotated[Path | None, typer.Option(help="A JSON file for the results.")] = None,
 ) -> None:
     """Test whether given pictures took part in an update. Needs no labels, learning rate or epochs."""
-    from undelta.audit.containment import contains_job
+    from undelta.studies.containment import contains_job
 
     print_containment(contains_job(observation, images, reference=reference, model=model, out=out))
 
@@ -227,7 +227,7 @@ def floor(
 
     An attack cannot tell right from wrong below its replay's floor: choose one whose floor is low.
     """
-    from undelta.audit.jobs import floor_job
-    from undelta.parsing import numbers
+    from undelta.schema import numbers
+    from undelta.studies.single import floor_job
 
     print_floors(floor_job(scenario, seeds=numbers("--seeds", seeds, int), initial=initial))

@@ -17,7 +17,7 @@ def audit(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Trials at a time; as many as there are cores if not given.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
+    backend: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
     threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
     fail_above: Annotated[
         list[str] | None,
@@ -34,16 +34,16 @@ def audit(
     Exit codes: 0 done; 1 a gate was not passed; 2 wrong input; 3 a trial failed; 130 interrupted.
     """
     with resumable():
-        from undelta.audit.audits import run_plan
-        from undelta.audit.config import parse_settings
-        from undelta.audit.overview import print_verdicts
-        from undelta.audit.plan import load_plan
-        from undelta.audit.verdict import parse_gates
+        from undelta.studies.audit import run_plan
+        from undelta.studies.overview import print_verdicts
+        from undelta.trials.config import parse_settings
+        from undelta.trials.plan import load_plan
+        from undelta.trials.verdict import parse_gates
 
         done = run_plan(
             load_plan(configuration),
             out=out,
-            engine=engine,
+            backend=backend,
             workers=workers,
             threads=threads,
             checkpoint_seconds=checkpoint_seconds,
@@ -84,8 +84,8 @@ def defend(
     Exit codes: 0 done; 2 wrong input; 3 a trial failed; 130 interrupted.
     """
     with resumable():
-        from undelta.audit.defend import defend_job
-        from undelta.audit.tradeoff import print_tradeoff
+        from undelta.studies.defend import defend_job
+        from undelta.trials.tradeoff import print_tradeoff
 
         done = defend_job(
             scenario,
@@ -115,7 +115,7 @@ def reproduce(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Trials at a time; if not given, cores, and 1 for tuning.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
+    backend: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
     threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
     checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Time between a trial's checkpoints.")] = 30.0,
@@ -128,8 +128,8 @@ def reproduce(
     """
     with resumable():
         from undelta.errors import ConfigError
-        from undelta.parsing import numbers
-        from undelta.reproduce.job import listing, reproduce_job
+        from undelta.schema import numbers
+        from undelta.studies.reproduce.job import listing, reproduce_job
 
         if list_all:
             typer.echo("\n".join(listing()))
@@ -144,7 +144,7 @@ def reproduce(
             scale=scale,
             data=data,
             seeds=None if seeds is None else numbers("--seeds", seeds, int),
-            engine=engine,
+            backend=backend,
             workers=workers,
             threads=threads,
             checkpoint_seconds=checkpoint_seconds,
@@ -152,8 +152,8 @@ def reproduce(
             render_only=render_only,
             say=lambda line: typer.echo(line, err=True),
         )
-    for one, claims in done.claims.items():
+    for one, findings in done.findings.items():
         typer.echo(f"{one}: {out / one}.md")
-        for claim in claims:
-            typer.echo(f"  {claim.outcome}: {claim.says}. {claim.numbers}")
+        for finding in findings:
+            typer.echo(f"  {finding.outcome}: {finding.says}. {finding.numbers}")
     exit_if_failed(done.failed)

@@ -11,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from undelta.attacker.attack import Watch
     from undelta.attacker.reconstruction import Moment
-    from undelta.audit.containment import Found
-    from undelta.audit.record import Record
+    from undelta.studies.containment import Found
+    from undelta.trials.record import Record
 
 
 class Progress:

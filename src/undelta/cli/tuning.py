@@ -51,10 +51,10 @@ def tune(
 ) -> None:
     """Tune an attack's layer weights by Bayesian optimization. Never looks at the private images."""
     with resumable():
-        from undelta.audit.config import parse_settings
-        from undelta.tuning.jobs import final_job, tune_job
-        from undelta.tuning.overview import print_tuned
-        from undelta.tuning.plan import check_objective
+        from undelta.studies.tuning.jobs import final_job, tune_job
+        from undelta.studies.tuning.overview import print_tuned
+        from undelta.studies.tuning.plan import check_objective
+        from undelta.trials.config import parse_settings
 
         tuned = tune_job(
             source,

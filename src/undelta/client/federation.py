@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from undelta.checkpoints import read_checkpoint
 from undelta.client.local import train
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, ObservationError
-from undelta.fitting import fit
 from undelta.models import build
 from undelta.observation import ImageSpec
+from undelta.observation.checkpoint import read_checkpoint
+from undelta.observation.fitting import fit
 from undelta.seeding import global_stream, stream
 from undelta.updates import State
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from undelta.errors import DataError
+from undelta.files import FORMAT, read_tensors, write_tensors
 from undelta.observation import Observation
-from undelta.recording import FORMAT, digest_of, read_tensors, write_tensors
+from undelta.observation.file import digest_of
 
 
 @dataclass(frozen=True, kw_only=True)

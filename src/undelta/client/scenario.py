@@ -14,7 +14,7 @@ from undelta.client.defenses import Defense, DpSgd, make_defenses
 from undelta.client.private import Private
 from undelta.errors import ConfigError
 from undelta.observation import Architecture, Builder, ImageSpec
-from undelta.recording import import_builder
+from undelta.observation.file import import_builder
 from undelta.seeding import stream
 from undelta.training import LocalTraining, LossName, NormMode
 

@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from undelta.engine import losses, ranks
 from undelta.engine.moments import Part, Slope, centered_and_squares
 from undelta.engine.norms import ONE_VALUE
-from undelta.engine.program import Pull, Sweep
+from undelta.engine.program import Pool, Pull
 from undelta.engine.tracing import trace
 from undelta.errors import ConfigError
 from undelta.seeding import stream
@@ -98,7 +98,7 @@ class Network:
             self._check(images)
             if self._program:
                 given = (self._program, self._derivatives, self._constants, point, images, labels)
-                return Sweep(*given, share=share, gradient=gradient)
+                return Pool(*given, share=share, gradient=gradient)
         return AutogradTape(self, point, images, labels, share)
 
     def _check(self, images: Tensor) -> None:
@@ -133,7 +133,7 @@ class Network:
             wanted = [images, *point.values()]
             told.extend(torch.autograd.grad(product, wanted, allow_unused=True, materialize_grads=True))
         try:
-            swept = Sweep(self._program, self._derivatives, constants, point, images, labels)
+            swept = Pool(self._program, self._derivatives, constants, point, images, labels)
             pulled = swept.pull(mu, parameters=True)
             assert pulled.parameters is not None  # noqa: S101
             found = [swept.outputs, *swept.gradient.values(), pulled.images, *pulled.parameters.values()]

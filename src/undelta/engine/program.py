@@ -43,7 +43,7 @@ class Pull(NamedTuple):
     parameters: Update | None
 
 
-class Sweep:
+class Pool:
     """One mini-batch at one point: plain sweeps at once, tangent sweeps when asked.
 
     The loss is the mini-batch's mean times ``share``, for a part of a larger mini-batch.

@@ -16,7 +16,7 @@ from torch import Tensor
 from undelta.engine import ranks
 from undelta.engine.moments import MomentPrior, Tally
 from undelta.engine.network import Network, Tape
-from undelta.engine.program import Pull, Sweep
+from undelta.engine.program import Pool, Pull
 from undelta.errors import ConfigError
 from undelta.updates import Update
 
@@ -200,7 +200,7 @@ class _Path:
             if self.prior:
                 self._tallies[index].add(tape.moments())
         gradient = tape.gradient
-        if isinstance(tape, Sweep):
+        if isinstance(tape, Pool):
             tape.gradient = {}  # a kept tape need not keep it
         return gradient
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from undelta.errors import ConfigError, DataError
 from undelta.evaluation.backbones import BACKBONES, Backbone, BackboneName
-from undelta.parsing import unknown
+from undelta.schema import unknown
 
 MIN_SIDE = 64
 """Smaller images are enlarged to this side first."""

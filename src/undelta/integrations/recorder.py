@@ -16,13 +16,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from undelta.audit.record import describe_observation
 from undelta.client.private import Private, save_private
 from undelta.errors import ConfigError, DataError
 from undelta.observation import ImageSpec, Observation
-from undelta.observing import count_classes, make_model, observe, training_from
-from undelta.parsing import parse
-from undelta.recording import save_observation
+from undelta.observation.assemble import count_classes, make_model, observe, training_from
+from undelta.observation.file import save_observation
+from undelta.schema import parse
+from undelta.trials.record import describe_observation
 
 
 class Recorder:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from undelta.audit.record import Record
 from undelta.report.charts import Chart, Series, chart
+from undelta.trials.record import Record
 
 
 class Point(NamedTuple):

@@ -8,11 +8,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from undelta.audit.record import Record
-from undelta.audit.verdict import Verdict
 from undelta.report.read import Audit
 from undelta.report.tables import AVERAGED, MEASURES, Setting, flat, value_of
 from undelta.report.words import LIMITS
+from undelta.trials.record import Record
+from undelta.trials.verdict import Verdict
 
 LATEX = {
     "\\": r"\textbackslash{}",

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from undelta.audit.record import Record
 from undelta.evaluation.score import ImageScore
 from undelta.report.pictures import read_pictures
 from undelta.report.sheets import Sheet, Sheets, fingerprint
 from undelta.report.tables import MEASURES
+from undelta.trials.record import Record
 
 ROOM = 1080  # pixels of a page for one row of tiles
 LEAST, MOST = 64, 128  # pixels of one tile

@@ -17,8 +17,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from undelta.audit.record import Record
-from undelta.audit.verdict import Verdict
 from undelta.errors import DataError
 from undelta.report.charts import Chart
 from undelta.report.curves import Curves, curves
@@ -30,6 +28,8 @@ from undelta.report.tradeoff import COLUMNS, rows, tradeoff_chart
 from undelta.report.trends import trends
 from undelta.report.tuning import tuning
 from undelta.report.words import LIMITS
+from undelta.trials.record import Record
+from undelta.trials.verdict import Verdict
 
 PARTS = Path(__file__).parent / "page"
 SCRIPTS = ("tables.js", "pictures.js", "charts.js", "page.js")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from undelta.errors import DataError
-from undelta.recording import read_tensors
+from undelta.files import read_tensors
 
 MOST_IMAGES = 16
 """Images of one trial that a page shows; it says how many there are beyond."""

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from undelta.audit.record import Record, load_json, read_results
-from undelta.audit.store import RUN, Store
-from undelta.audit.tradeoff import Tradeoff, read_tradeoff
-from undelta.audit.tuning_file import TuningFile, read_tuning
-from undelta.audit.verdict import Verdict
 from undelta.errors import DataError
-from undelta.parsing import parse
+from undelta.files import load_json
+from undelta.schema import parse
+from undelta.trials.directory import RUN, RunDirectory
+from undelta.trials.record import Record, read_results
+from undelta.trials.tradeoff import Tradeoff, read_tradeoff
+from undelta.trials.tuning_file import TuningFile, read_tuning
+from undelta.trials.verdict import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def read_audit(directory: Path) -> Audit:
 
 
 def _read_trials(directory: Path) -> Audit:
-    store, configuration = Store(directory), directory / "audit.toml"
+    store, configuration = RunDirectory(directory), directory / "audit.toml"
     contents = store.contents()
     if not contents.keys:
         raise DataError(f"{directory}: no trial in it yet; start the audit first")

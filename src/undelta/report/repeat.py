@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from undelta.audit.config import to_toml, toml_lines
-from undelta.audit.record import UNDEFENDED, Record
 from undelta.report.read import Audit
+from undelta.trials.config import to_toml, toml_lines
+from undelta.trials.record import UNDEFENDED, Record
 
 
 def command(record: Record, audit: Audit) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from undelta.audit.record import Record
 from undelta.evaluation.metrics import RECOVERED_PSNR
+from undelta.trials.record import Record
 
 MISSING = "n/a"
 

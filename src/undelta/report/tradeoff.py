@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from undelta.audit.tradeoff import Point, Tradeoff
 from undelta.report.charts import Chart, Series, chart
+from undelta.trials.tradeoff import Point, Tradeoff
 
 SIZE = (640, 360)
 MISSING = "n/a"

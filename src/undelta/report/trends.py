@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from undelta.audit.record import Record
 from undelta.report.charts import SMALL, Chart, Series, chart
 from undelta.report.tables import MEASURES, Measure, flat, grouped, value_of
+from undelta.trials.record import Record
 
 SHOWN = tuple(measure for measure in MEASURES if measure.key in ("psnr", "ssim", "lpips", "fraction_recovered"))
 TITLES = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undelta.audit.tuning_file import Evaluation, TuningFile
 from undelta.report.charts import Chart, Series, chart
+from undelta.trials.tuning_file import Evaluation, TuningFile
 
 
 @dataclass(frozen=True, kw_only=True)

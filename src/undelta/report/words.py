@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from undelta.audit.record import Record
-from undelta.audit.verdict import Verdict
 from undelta.report.read import Audit
 from undelta.report.tables import MEASURES, grouped, value_of
+from undelta.trials.record import Record
+from undelta.trials.verdict import Verdict
 
 LIMITS = (
     "A poor reconstruction shows that these attacks, with these settings and iterations, did not recover these images. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
-from undelta.recording import write_bytes
+from undelta.files import write_bytes
 from undelta.report.exports import csv_table, latex, markdown
 from undelta.report.page import render
 from undelta.report.read import read_audit

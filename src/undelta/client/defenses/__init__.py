@@ -18,7 +18,7 @@ from undelta.client.defenses.quantization import Quantization
 from undelta.client.defenses.soteria import Soteria
 from undelta.client.defenses.withholding import Withholding
 from undelta.errors import ConfigError
-from undelta.parsing import parse, unknown
+from undelta.schema import parse, unknown
 
 __all__ = ["DEFENSES", "Defense", "DpSgd", "InTraining", "OnData", "OnUpdate", "make_defenses"]
 

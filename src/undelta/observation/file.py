@@ -1,0 +1,125 @@
+"""Observation files: one safetensors file with JSON metadata, versioned and sealed with a digest.
+
+A file from outside is never trusted: nothing is unpickled, nothing imported, and every field is checked.
+The digest finds accidents (a truncated download, a flipped bit), not forgeries.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from undelta.errors import ConfigError, ObservationError, UndeltaError
+from undelta.files import FORMAT, read_tensors, seal_of, write_tensors
+from undelta.observation.observation import Architecture, Builder, Hyperparameter, ImageSpec, Observation
+from undelta.schema import parse
+from undelta.training import LocalTraining
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Metadata:
+    format: int
+    kind: str
+    architecture: Architecture
+    training: LocalTraining
+    num_samples: int
+    image: ImageSpec
+    unknown: tuple[Hyperparameter, ...] = ()
+
+
+def save_observation(observation: Observation, path: str | Path) -> None:
+    """Write an observation; the file appears whole or not at all.
+
+    >>> from undelta import Scenario, disclose
+    >>> small = {"width": 4, "hidden": 16}
+    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
+    >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_observation(observation, f"{folder}/seen.safetensors")
+    ...     digest_of(load_observation(f"{folder}/seen.safetensors")) == digest_of(observation)
+    True
+    """
+    write_tensors(path, *_contents(observation))
+
+
+def _contents(observation: Observation) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    metadata = _Metadata(
+        format=FORMAT,
+        kind="observation",
+        architecture=observation.architecture,
+        training=observation.training,
+        num_samples=observation.num_samples,
+        image=observation.image,
+        unknown=observation.unknown,
+    )
+    tensors = {f"initial/{name}": tensor for name, tensor in observation.initial.items()}
+    tensors |= {f"received/{name}": tensor for name, tensor in observation.received.items()}
+    if observation.labels is not None:
+        tensors["labels"] = observation.labels
+    return tensors, asdict(metadata)
+
+
+def digest_of(observation: Observation) -> str:
+    """What identifies an observation: the digest that its file carries."""
+    return seal_of(*_contents(observation))
+
+
+def load_observation(path: str | Path, *, model: str | Builder | None = None) -> Observation:
+    """Read and check an observation.
+
+    Args:
+        path: The file.
+        model: A custom model's function or its ``package.module:function``. A model that is not built in is
+            only ever imported when it is named here; what the file says is not enough.
+    """
+    tensors, values = read_tensors(path, kind="observation", error=ObservationError)
+    metadata = parse(_Metadata, values, where=str(path), error=ObservationError)
+    states: dict[str, dict[str, Tensor]] = {"initial": {}, "received": {}}
+    labels = tensors.pop("labels", None)
+    for key, tensor in tensors.items():
+        side, _, name = key.partition("/")
+        if side not in states or not name:
+            raise ObservationError(f"{path}: unknown tensor {key[:80]!r}")
+        states[side][name] = tensor
+    try:
+        return Observation(
+            architecture=metadata.architecture,
+            initial=states["initial"],
+            received=states["received"],
+            training=metadata.training,
+            num_samples=metadata.num_samples,
+            image=metadata.image,
+            labels=labels,
+            unknown=metadata.unknown,
+            builder=import_builder(model) if isinstance(model, str) else model,
+        )
+    except UndeltaError as problem:
+        raise ObservationError(f"{path}: {problem}") from problem
+
+
+def import_builder(name: str) -> Builder | None:
+    """The function behind ``package.module:function``; None for a built-in model's name."""
+    if ":" not in name:
+        return None
+    module_name, _, function_name = name.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # the user named it, perhaps a file beside the scenario
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError, TypeError) as problem:
+        raise ConfigError(f"cannot import the model {name!r}: {problem}") from problem
+    if not callable(function):
+        raise ConfigError(f"expected {name!r} to be a function that returns a model, got {type(function).__name__}")
+
+    def builder(**arguments: Any) -> nn.Module:
+        model = function(**arguments)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"expected {name!r} to return an nn.Module, got {type(model).__name__}")
+        return model
+
+    return builder

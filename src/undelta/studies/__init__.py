@@ -1,0 +1,1 @@
+"""Questions asked of trials: attack one update, audit, defend, tune, reproduce."""

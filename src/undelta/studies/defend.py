@@ -1,0 +1,160 @@
+"""`undelta defend`: an audit of every defense at several strengths, and what each costs in accuracy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError
+from undelta.files import write_bytes
+from undelta.schema import parse
+from undelta.studies.audit import Audited, available_cores, run_plan
+from undelta.studies.ladder import REFERENCE, Rung, ladder, reference
+from undelta.studies.utility import Federation, measure_all
+from undelta.trials.config import read_toml, to_toml, toml_lines
+from undelta.trials.directory import RunDirectory
+from undelta.trials.plan import Plan, make_plan
+from undelta.trials.tradeoff import DEFEND, Point, Tradeoff, compare, make_point
+from undelta.trials.verdict import Thresholds
+
+Table = Mapping[str, Any]
+ROUNDS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefendFile:
+    """The keys of the TOML; a file without ``[scenario]`` is a scenario itself."""
+
+    name: str = "Defenses"
+    seeds: tuple[int, ...] = (0,)
+    rounds: int = ROUNDS
+    """Of the federation whose accuracy is measured."""
+    scenario: Table
+    attacks: tuple[Table, ...] = ({"attack": "strongest"},)
+    defenses: tuple[Table, ...] = ()
+    """Named sets of scenario fields, in place of the default ladder."""
+    verdict: Thresholds = field(default_factory=Thresholds)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"expected rounds >= 1, got rounds={self.rounds}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defended:
+    """What came of it."""
+
+    tradeoff: Tradeoff
+    audited: Audited
+
+
+def defend_job(
+    path: Path,
+    *,
+    out: Path,
+    attacks: Sequence[str] = (),
+    rounds: int | None = None,
+    seeds: Sequence[int] = (),
+    workers: int | None = None,
+    threads: int = 1,
+    retry_failed: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Defended:
+    """Measure leakage and utility of every defense; the same call after a crash goes on."""
+    file = load_file(path)
+    file = replace(
+        file,
+        attacks=tuple({"attack": name} for name in attacks) or file.attacks,
+        rounds=file.rounds if rounds is None else rounds,
+        seeds=tuple(seeds) or file.seeds,
+    )
+    plan, notes = plan_of(file, where=str(path))
+    for note in notes:
+        say(f"Note: {note}.")
+    audited = run_plan(plan, out=out, workers=workers, threads=threads, retry_failed=retry_failed, say=say)
+    scenarios = {trial.defense: trial.scenario for trial in plan.trials}
+    federations = {
+        defense: [Federation.of(scenario, rounds=file.rounds, seed=seed) for seed in file.seeds]
+        for defense, scenario in scenarios.items()
+    }
+    utilities = measure_all(
+        out,
+        [federation for group in federations.values() for federation in group],
+        workers=workers or max(1, available_cores() // threads),
+        threads=threads,
+        say=say,
+    )
+    measured = {defense: [utilities[one.key] for one in group] for defense, group in federations.items()}
+    tradeoff = _tradeoff(file, plan, audited, RunDirectory(out), measured, notes)
+    write_bytes(out / DEFEND, json.dumps(tradeoff.as_json(), indent=1, allow_nan=False).encode())
+    return Defended(tradeoff=tradeoff, audited=audited)
+
+
+def load_file(path: Path) -> DefendFile:
+    """The configuration, or a scenario alone."""
+    _, values = read_toml(path)
+    if "scenario" in values:
+        return parse(DefendFile, values, where=str(path), error=ConfigError)
+    parse(Scenario, values, where=str(path), error=ConfigError)
+    return DefendFile(scenario=values)
+
+
+def plan_of(file: DefendFile, *, where: str) -> tuple[Plan, list[str]]:
+    """The audit behind it, and notes on defenses that were left out."""
+    scenario = parse(Scenario, file.scenario, where=f"{where}: [scenario]", error=ConfigError)
+    notes: list[str] = []
+    rungs: list[Rung] = [dict(table) for table in file.defenses]
+    if not rungs:
+        rungs, notes = ladder(scenario, seed=file.seeds[0] if file.seeds else 0)
+    rungs.append(reference(scenario))
+    lines = [f"name = {to_toml(file.name)}", f"seeds = {to_toml(file.seeds)}"]
+    lines += ["", "[scenario]", *toml_lines(file.scenario)]
+    for title, tables in (("attacks", file.attacks), ("defenses", rungs)):
+        for table in tables:
+            lines += ["", f"[[{title}]]", *toml_lines(table)]
+    lines += ["", "[verdict]", *toml_lines(asdict(file.verdict))]
+    text = "\n".join(lines) + "\n"
+    values = {
+        "name": file.name,
+        "seeds": list(file.seeds),
+        "scenario": file.scenario,
+        "attacks": list(file.attacks),
+        "defenses": rungs,
+        "verdict": asdict(file.verdict),
+    }
+    return make_plan(text, values, where=where), notes
+
+
+def _tradeoff(
+    file: DefendFile,
+    plan: Plan,
+    audited: Audited,
+    store: RunDirectory,
+    utilities: Mapping[str, Sequence[Mapping[str, Any]]],
+    notes: Sequence[str],
+) -> Tradeoff:
+    found = {key: store.record(key) for key in plan.keys}
+    records = {key: record for key, record in found.items() if record}
+    points: dict[str, Point] = {}
+    for verdict in audited.verdicts:
+        own = [trial for trial in plan.trials if trial.defense == verdict.defense]
+        points[verdict.defense] = make_point(verdict, own, records, utilities[verdict.defense])
+    nothing = points.pop(REFERENCE)
+    tested = [utility for group in utilities.values() for utility in group]
+    last = max(records.values(), key=lambda record: record.date or "")
+    reasons = dict.fromkeys(f"no accuracy: {utility['error']}" for utility in tested if utility["error"])
+    return Tradeoff(
+        name=file.name,
+        rounds=file.rounds,
+        seeds=file.seeds,
+        test_images=max((utility["test_images"] for utility in tested), default=0),
+        reference=nothing,
+        points=compare(list(points.values()), nothing),
+        date=last.date or "",
+        versions=last.versions,
+        notes=(*notes, *reasons),
+    )

@@ -1,0 +1,88 @@
+"""What `undelta observe` does: words and two checkpoints become an observation file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undelta.errors import ConfigError
+from undelta.models import MODELS
+from undelta.observation import ImageSpec
+from undelta.observation.assemble import count_classes, make_model, observe, training_from
+from undelta.observation.checkpoint import Notes, read_checkpoint
+from undelta.observation.file import save_observation
+from undelta.schema import numbers
+
+
+def observe_job(
+    before: Path,
+    after: Path,
+    *,
+    model: str,
+    model_arguments: Mapping[str, Any],
+    num_samples: int,
+    shape: str,
+    classes: int | None,
+    mean: str,
+    std: str,
+    training: Mapping[str, object],
+    labels: str | None,
+    out: Path,
+) -> Notes:
+    """Read, check and fit two checkpoints, and write what the server saw; returns notes for the user."""
+    for path in (before, after):
+        if path.resolve() == out.resolve():
+            raise ConfigError(f"--out is the checkpoint {path}; choose another file")
+    size = numbers("--shape", shape, int)
+    if len(size) != 3:
+        raise ConfigError(f"--shape: expected channels, height and width, such as 3,32,32, got {shape!r}")
+    image = _image(model, model_arguments, (size[0], size[1], size[2]), classes, mean, std)
+    told, unknown, notes = training_from(training, num_samples)
+    if mean == "0" and std == "1":
+        notes.append("no --mean and --std: inputs are taken as pixels in [0, 1], not normalized")
+    sent, more = read_checkpoint(before)
+    received, others = read_checkpoint(after)
+    observation, fitted = observe(
+        sent,
+        received,
+        model=model,
+        model_arguments=model_arguments,
+        image=image,
+        training=told,
+        num_samples=num_samples,
+        labels=None if labels is None else _labels(labels),
+        unknown=unknown,
+        names=(str(before), str(after)),
+    )
+    save_observation(observation, out)
+    return [*notes, *more, *others, *fitted]
+
+
+def _image(
+    model: str, arguments: Mapping[str, Any], shape: tuple[int, int, int], classes: int | None, mean: str, std: str
+) -> ImageSpec:
+    if classes is None:
+        if model in MODELS:
+            raise ConfigError(f"the built-in model {model!r} is made for a number of classes; give --classes")
+        classes = count_classes(make_model(model, arguments, shape=shape, classes=1), shape)
+    channels = {key: numbers(key, text, float) for key, text in (("--mean", mean), ("--std", std))}
+    spread = {key: values * shape[0] if len(values) == 1 else values for key, values in channels.items()}
+    return ImageSpec(shape=shape, mean=spread["--mean"], std=spread["--std"], classes=classes)
+
+
+def _labels(words: str) -> Tensor:
+    """Whole numbers, given or in a file, between commas, blanks or lines."""
+    given = re.fullmatch(r"[-+\d\s,]+", words)
+    try:
+        text = words if given else Path(words).read_text(encoding="utf-8")
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"--labels: expected numbers such as 0,1,1 or a file of them ({problem})") from problem
+    values = numbers("--labels", text, int)
+    if max(map(abs, values)) >= 2**31:
+        raise ConfigError("--labels: expected classes, got a number far too large")
+    return torch.tensor(values, dtype=torch.int64)

@@ -1,0 +1,232 @@
+"""What `undelta reproduce` does: make a plan from the data, run it as an audit, and put the results beside the paper's.
+
+Names add up: several reproductions may share one directory, as one audit whose common trials run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from undelta.errors import ConfigError
+from undelta.files import write_bytes
+from undelta.report.exports import escape
+from undelta.report.read import read_audit
+from undelta.schema import parse
+from undelta.studies.audit import run_plan
+from undelta.studies.reproduce.findings import Finding
+from undelta.studies.reproduce.render import Setting, write_reproduction
+from undelta.studies.reproduce.reproductions import REPRODUCTIONS, Reproduction, Weights, cells_of, find_reproductions
+from undelta.studies.reproduce.results import gather
+from undelta.studies.reproduce.scales import SCALES, Scale, find_scale
+from undelta.studies.reproduce.tuned import MARKS, check_tuned, show_trials, tune, tuned_weights
+from undelta.trials.backends import check_backend
+from undelta.trials.config import make_attack, read_toml, toml_lines
+from undelta.trials.plan import Checks, Plan
+from undelta.trials.record import Record
+from undelta.trials.trial import Trial
+
+FINDINGS = "findings.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a directory was made for, as its audit.toml says under [reproduction]."""
+
+    scale: str
+    data: str
+    seeds: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduced:
+    """What came of it."""
+
+    findings: Mapping[str, Sequence[Finding]]
+    """By reproduction."""
+    failed: tuple[Record, ...] = ()
+
+
+def reproduce_job(
+    name: str,
+    *,
+    out: Path,
+    scale: str | None = None,
+    data: str | None = None,
+    seeds: Sequence[int] | None = None,
+    backend: str = "processes",
+    workers: int | None = None,
+    threads: int = 1,
+    checkpoint_seconds: float = 30.0,
+    retry_failed: bool = False,
+    render_only: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Reproduced:
+    """Run one reproduction, or all, and write its tables and figures; the same call goes on after a kill.
+
+    Args:
+        name: A name of `REPRODUCTIONS`, or "all".
+        out: The directory; one that holds reproductions already keeps its scale and data.
+        scale: "smoke", "cpu" or "paper"; what the directory has, if not given.
+        data: Where images come from; the scale's own source, if not given.
+        seeds: One trial of every cell for each; the scale's own, if not given.
+        backend: Where workers run.
+        workers: Trials at a time; those of a tuning one by one, if not given.
+        threads: Per trial.
+        checkpoint_seconds: What a kill may cost.
+        retry_failed: Whether to run failed trials again.
+        render_only: Write tables and figures from what is there, and run nothing.
+        say: Is told what the user should know.
+    """
+    check_backend(backend)
+    wanted = find_reproductions(name)
+    there = _read_asked(out)
+    if render_only:
+        wanted = _held(wanted, there, out)
+    asked = _settle(wanted, there, scale=scale, data=data, seeds=seeds)
+    failed: tuple[Record, ...] = ()
+    if not render_only:
+        make_plan(asked)  # complains about data and models before any work, tuning included
+        check_tuned(find_scale(asked.scale), out, asked.data)
+        if any(REPRODUCTIONS[one].tunes for one in asked.names) and tuned_weights(out) is None:
+            # One at a time unless told otherwise: proposals of several workers depend on who ends first.
+            _tune(asked, out, workers=workers or 1, threads=threads, checkpoint_seconds=checkpoint_seconds)
+    show_trials(out)
+    if not render_only:
+        failed = run_plan(
+            make_plan(asked, tuned_weights(out)),
+            out=out,
+            backend=backend,
+            workers=workers,
+            threads=threads,
+            checkpoint_seconds=checkpoint_seconds,
+            retry_failed=retry_failed,
+            say=say,
+        ).failed
+    return Reproduced(findings=_render(wanted, asked, out), failed=failed)
+
+
+def _read_asked(out: Path) -> Asked | None:
+    """What the directory is for; None if it is new."""
+    path = out / "audit.toml"
+    if not path.is_file():
+        if any((out / name).exists() for name in MARKS):
+            raise ConfigError(f"{out} holds a tuning (`undelta tune`); choose another --out")
+        return None
+    _, values = read_toml(path)
+    if "reproduction" not in values:
+        raise ConfigError(f"{out} holds an audit of something else; choose another --out")
+    return parse(Asked, values["reproduction"], where=f"{path}: [reproduction]", error=ConfigError)
+
+
+def _held(wanted: Sequence[Reproduction], there: Asked | None, out: Path) -> tuple[Reproduction, ...]:
+    """Of all, those that the directory is for; a single one must be among them."""
+    name = wanted[0].name if len(wanted) == 1 else "all"
+    if there is None:
+        raise ConfigError(f"{out}: nothing to render; run `undelta reproduce {name} --scale ... --out {out}` first")
+    held = tuple(one for one in wanted if one.name in there.names)
+    if not held:
+        raise ConfigError(
+            f"{out} holds {', '.join(there.names)}, not {name}; run `undelta reproduce {name} --out {out}` first"
+        )
+    return held
+
+
+def _settle(
+    wanted: Sequence[Reproduction],
+    there: Asked | None,
+    *,
+    scale: str | None,
+    data: str | None,
+    seeds: Sequence[int] | None,
+) -> Asked:
+    """What is asked for now, together with what the directory holds."""
+    if scale is None and there is None:
+        raise ConfigError(f"--scale: expected one of {', '.join(SCALES)}")
+    chosen = find_scale(scale or (there.scale if there else ""))
+    if there and chosen.name != there.scale:
+        raise ConfigError(f"--out holds the {there.scale} scale, --scale asks for {chosen.name}; choose another --out")
+    source = data or (there.data if there else chosen.data)
+    if source is None:
+        raise ConfigError("--data: the paper scale needs a folder of ImageNet pictures, one subfolder per class")
+    if there and source != there.data:
+        raise ConfigError(f"--out holds results on {there.data}, --data asks for {source}; choose another --out")
+    drawn = tuple(seeds if seeds is not None else there.seeds if there else chosen.seeds)
+    if not drawn or len(set(drawn)) < len(drawn):
+        raise ConfigError(f"--seeds: expected at least one, each once, got {list(drawn)}")
+    names = {one.name for one in wanted} | set(there.names if there else ())
+    for one in names - set(REPRODUCTIONS):
+        find_reproductions(one)  # another version's name
+    return Asked(scale=chosen.name, data=source, seeds=drawn, names=tuple(one for one in REPRODUCTIONS if one in names))
+
+
+def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
+    """All trials of the directory, each once, checked as those of an audit's configuration are."""
+    scale = find_scale(asked.scale)
+    trials: dict[str, Trial] = {}
+    checked = Checks()
+    for name in asked.names:
+        for cell in cells_of(REPRODUCTIONS[name], scale, data=asked.data, seeds=asked.seeds, tuned=tuned):
+            for trial in cell.trials:
+                checked(trial.scenario, f"{name}, {cell.here}")
+                make_attack(trial.attack, trial.arguments)
+                trials.setdefault(trial.key, trial)
+    title = f"The paper's experiments at {scale.name} scale"
+    values = {
+        "scale": asked.scale,
+        "data": asked.data,
+        "seeds": asked.seeds,
+        "names": asked.names,
+    }
+    head = ["# Made by `undelta reproduce`, which goes on here.", *toml_lines({"name": title}), "", "[reproduction]"]
+    text = "\n".join([*head, *toml_lines(values), ""])
+    return Plan(name=title, text=text, trials=tuple(trials.values()))
+
+
+def _tune(asked: Asked, out: Path, *, workers: int, threads: int, checkpoint_seconds: float) -> None:
+    tune(
+        find_scale(asked.scale),
+        out,
+        data=asked.data,
+        seed=asked.seeds[0],
+        workers=workers,
+        threads=threads,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+
+
+def _render(wanted: Sequence[Reproduction], asked: Asked, out: Path) -> dict[str, Sequence[Finding]]:
+    """Tables and figures of what is wanted, and the claims of all that the directory holds."""
+    scale: Scale = find_scale(asked.scale)
+    setting = Setting(scale=scale, data=asked.data, seeds=asked.seeds)
+    audit = read_audit(out)
+    tuned = tuned_weights(out)
+    found: dict[str, Sequence[Finding]] = {}
+    for name in asked.names:
+        reproduction = REPRODUCTIONS[name]
+        cells = cells_of(reproduction, scale, data=asked.data, seeds=asked.seeds, tuned=tuned)
+        found[name] = write_reproduction(reproduction, gather(cells, audit.records), audit, setting)
+    lines = [f"# Which of the paper's claims hold at {scale.name} scale", "", f"That is {scale.says}.", ""]
+    for name, findings in found.items():
+        lines += [f"## [{REPRODUCTIONS[name].title}]({name}.md)", ""]
+        lines += [
+            f"- **{finding.outcome}**: {escape(finding.says)}. {escape(finding.numbers)}" for finding in findings
+        ] + [""]
+    write_bytes(out / FINDINGS, "\n".join(lines).encode("utf-8", "replace"))
+    return {one.name: found[one.name] for one in wanted}
+
+
+def listing() -> list[str]:
+    """Each reproduction with what it shows and its number of trials per scale, a line each."""
+    lines = []
+    for one in REPRODUCTIONS.values():
+        counts = []
+        for scale in SCALES.values():
+            cells = cells_of(one, scale, data=scale.data or "DATA", seeds=scale.seeds, tuned={})
+            tuned = scale.tuning_trials if one.tunes else 0
+            count = sum(len(cell.trials) for cell in cells)
+            counts.append(f"{scale.name} {count}" + (f" + {tuned} of tuning" if tuned else ""))
+        lines.append(f"{one.name:<14} {one.shows} ({one.label}); trials: {', '.join(counts)}")
+    return lines

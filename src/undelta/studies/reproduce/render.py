@@ -1,0 +1,173 @@
+"""A reproduction on paper: NAME.md, NAME.csv and NAME.tex with the paper's figures beside ours, from records alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from undelta.files import write_bytes
+from undelta.report.exports import escape, table_row, table_rule, tex
+from undelta.report.read import Audit
+from undelta.report.tables import MISSING
+from undelta.studies.reproduce import published
+from undelta.studies.reproduce.figures import write_charts, write_pictures, write_tuning
+from undelta.studies.reproduce.findings import Finding, findings_of
+from undelta.studies.reproduce.published import METRICS
+from undelta.studies.reproduce.reproductions import Reproduction
+from undelta.studies.reproduce.results import QUALITY, Measured, Results
+from undelta.studies.reproduce.scales import Scale
+from undelta.trials.tuning_file import Evaluation
+
+DASH = "–"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a directory's trials were made."""
+
+    scale: Scale
+    data: str
+    seeds: tuple[int, ...]
+
+
+def write_reproduction(reproduction: Reproduction, results: Results, audit: Audit, setting: Setting) -> list[Finding]:
+    """Write all files of one reproduction beside its records, and say which claims hold."""
+    file = audit.tuning if reproduction.tunes else None
+    tuning = file.trials if file else ()
+    findings = findings_of(reproduction, results, tuning, random=setting.scale.tuning_random)
+    figures = write_charts(reproduction, results, audit.directory)
+    if file and (minimum := write_tuning(reproduction, file, audit.directory)):
+        figures.insert(0, minimum)
+    pictures = write_pictures(reproduction, results, audit.pictures, audit.directory)
+    contents = {
+        "md": "\n".join(_markdown(reproduction, results, setting, findings, tuning, figures, pictures)) + "\n",
+        "csv": _csv(results, setting),
+        "tex": "\n".join(_latex(reproduction, results, setting)) + "\n",
+    }
+    for suffix, content in contents.items():
+        _write(audit.directory / f"{reproduction.name}.{suffix}", content)
+    return findings
+
+
+def _write(path: Path, content: str) -> None:
+    write_bytes(path, content.encode("utf-8", "replace"))
+
+
+def _markdown(
+    reproduction: Reproduction,
+    results: Results,
+    setting: Setting,
+    findings: Sequence[Finding],
+    tuning: Sequence[Evaluation],
+    figures: Sequence[str],
+    pictures: str | None,
+) -> Iterator[str]:
+    yield from (f"# {reproduction.title}", "")
+    yield f"Paper: `{reproduction.label}`. Here: `undelta reproduce {reproduction.name} --scale {setting.scale.name}`,"
+    seeds = ", ".join(map(str, setting.seeds))
+    yield f"that is {setting.scale.says}; data {escape(setting.data)}, seeds {seeds}."
+    if setting.scale.name != "paper":
+        yield "Images, model and iterations differ from the paper's, so compare orders and trends, not numbers."
+    yield from (f"{results.done} of {results.wanted} trials have numbers.", "")
+    yield from table_rule(["Paper's case", "Ours", "Metric"], list(_columns(results)), [])
+    for row in results.rows:
+        for metric in METRICS:
+            cells = [row, results.here(row), QUALITY[metric].title]
+            for method in results.methods:
+                one = results.at(row, method)
+                cells += [_printed(one, metric), one.show(metric)] if results.printed(method) else [one.show(metric)]
+            yield table_row(cells)
+    yield from (
+        "",
+        "Ours: mean ± sample standard deviation over seeds. SSIM and LPIPS as docs/metrics.md defines them.",
+    )
+    if tuning:
+        yield from ("", "## Tuned weights", "", *_weights(tuning))
+    for name in figures:
+        yield from ("", f"![{name}]({name})")
+    if pictures:
+        yield from ("", f"![The private images and their reconstructions]({pictures})")
+    yield from ("", "## Which of the paper's claims hold here", "")
+    if setting.scale.name == "smoke":
+        yield from ("Nothing follows from the smoke scale: these sentences show the form only.", "")
+    for finding in findings:
+        yield f"- **{finding.outcome}**: {escape(finding.says)}. {escape(finding.numbers)}"
+    yield from _problems(results)
+
+
+def _columns(results: Results) -> Iterator[str]:
+    for method in results.methods:
+        yield from (f"{method}, paper", f"{method}, ours") if results.printed(method) else (method,)
+
+
+def _printed(one: Measured, metric: str) -> str:
+    return DASH if one.cell.figures is None else QUALITY[metric].show(getattr(one.cell.figures, metric))
+
+
+def _weights(tuning: Sequence[Evaluation]) -> Iterator[str]:
+    valued = [(trial.value, trial) for trial in tuning if trial.value is not None]
+    best = min(valued, key=lambda pair: pair[0])[1] if valued else None
+    yield from table_rule(["Parameter"], ["Search range", "Paper", "Ours"], [])
+    for name, (low, high) in published.SEARCH_RANGES.items():
+        found = best.parameters.get(name) if best else None
+        ours = f"{found:.4g}" if isinstance(found, int | float) else MISSING
+        yield table_row([name, f"{low:g} to {high:g}", f"{published.TUNED_Q[name]:g}", ours])
+
+
+def _problems(results: Results) -> Iterator[str]:
+    errors = {record.key: record for one in results.cells for record in one.records if record.error}
+    if errors:
+        yield from ("", "## Trials without numbers", "")
+    for record in errors.values():
+        words = f"{escape(record.name)}, {record.attack}, seed {record.seed}: {record.status}"
+        yield f"- {words}: {escape(record.error or '')}"
+
+
+def _csv(results: Results, setting: Setting) -> str:
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(
+        ["paper_case", "case", "method", "metric", "paper", "scale", "mean", "spread", "seeds", "trials", "note"]
+    )
+    for one in results.cells:
+        for metric in METRICS:
+            mean = one.mean(metric)
+            writer.writerow(
+                [
+                    one.cell.row,
+                    one.cell.here,
+                    one.cell.method,
+                    metric,
+                    None if one.cell.figures is None else getattr(one.cell.figures, metric),
+                    setting.scale.name,
+                    mean.mean,
+                    mean.spread,
+                    len(one.scored),
+                    len(one.records),
+                    one.cell.reason,
+                ]
+            )
+    return content.getvalue()
+
+
+def _latex(reproduction: Reproduction, results: Results, setting: Setting) -> Iterator[str]:
+    columns = list(_columns(results))
+    yield "% Needs \\usepackage{booktabs}. Ours: mean and sample standard deviation over seeds."
+    yield from ("\\begin{table}", "  \\centering")
+    yield f"  \\caption{{{tex(f'{reproduction.title} ({setting.scale.name} scale: {setting.scale.says})')}}}"
+    yield from (f"  \\begin{{tabular}}{{lll{'r' * len(columns)}}}", "    \\toprule")
+    yield f"    {' & '.join(map(tex, ['Case in the paper', 'Ours', 'Metric', *columns]))} \\\\"
+    yield "    \\midrule"
+    for row in results.rows:
+        for metric in METRICS:
+            cells = [row, results.here(row), QUALITY[metric].title]
+            for method in results.methods:
+                one = results.at(row, method)
+                # A reason as long as a sentence has no place in a column of numbers.
+                ours = DASH if one.cell.reason else one.show(metric)
+                cells += [_printed(one, metric), ours] if results.printed(method) else [ours]
+            yield f"    {' & '.join(tex(cell) for cell in cells)} \\\\"
+    yield from ("    \\bottomrule", "  \\end{tabular}", "\\end{table}")

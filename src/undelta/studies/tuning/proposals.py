@@ -1,0 +1,121 @@
+"""Where to look next: at random at first, then where the expected improvement is largest (AWA eq_argmax_EI).
+
+Optuna's GPSampler does the work: a Gaussian process with a Matérn-5/2 kernel, and the logarithm of the expected
+improvement, whose maximum is that of the expected improvement itself. What is added here:
+
+- **A proposal depends on the seed, the trial's place in line, and the results before it, on nothing else.** A sampler
+  is made anew for each trial, with a random stream of its own; so a study that was killed and goes on proposes what it
+  would have proposed.
+- **Pruned trials count.** GPSampler looks at completed trials only. From the same completed trials it gets the same
+  process, and would propose the point of a pruned trial again and again. Here the process is told an estimate: the
+  last value that was seen, times what the completed trials gained from that step to their end (the median of their
+  ratios), but never better than the best.
+"""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+import torch
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from undelta.seeding import stream
+from undelta.studies.tuning.space import Box, distributions
+
+SLOT = "slot"
+AGAIN = "again"
+DIVERGED = "diverged"
+
+
+class Proposals(BaseSampler):
+    """Gives each trial its point of the box, by its place in line."""
+
+    def __init__(self, box: Box, *, seed: int, random: int) -> None:
+        self.space, self.seed, self.random = distributions(box), seed, random
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The whole box, for every trial."""
+        return self.space
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The point to evaluate; that of a trial that is repeated is given."""
+        if again := trial.user_attrs.get(AGAIN):
+            return dict(again)
+        others = [other for other in study.get_trials(deepcopy=False) if SLOT in other.user_attrs]
+        others = [other for other in others if other.number != trial.number]
+        slot: int = trial.user_attrs[SLOT]
+        return propose(others, self.space, study.direction, seed=self.seed, slot=slot, random=self.random)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Never needed: all that is searched is in the box."""
+        raise LookupError(f"{param_name} is no side of the box")
+
+
+def propose(
+    trials: Sequence[FrozenTrial],
+    space: dict[str, BaseDistribution],
+    direction: optuna.study.StudyDirection,
+    *,
+    seed: int,
+    slot: int,
+    random: int,
+) -> dict[str, Any]:
+    """A point of the space for the trial in this slot, after these results."""
+    number = int(torch.randint(2**31, (), generator=stream("tuner", seed, slot)))
+    begun = [trial for trial in trials if set(space) <= set(trial.params)]  # not those that have no whole point yet
+    known = what_is_known(begun, minimize=direction == optuna.study.StudyDirection.MINIMIZE)
+    completed = sum(trial.state == TrialState.COMPLETE for trial in known)
+    sampler: BaseSampler = RandomSampler(seed=number)
+    if slot >= random and completed:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = GPSampler(seed=number, n_startup_trials=0, deterministic_objective=True)
+    mirror = optuna.create_study(direction=direction, sampler=sampler)
+    mirror.add_trials(known)
+    return mirror.ask(space).params
+
+
+def what_is_known(trials: Sequence[FrozenTrial], *, minimize: bool) -> list[FrozenTrial]:
+    """The trials as a Gaussian process may use them: with a value, or under way."""
+    completed = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    known = list(completed)
+    if completed:
+        known += [_valued(trial, completed, minimize) for trial in trials if trial.state == TrialState.PRUNED]
+    known += [trial for trial in trials if trial.state == TrialState.RUNNING]
+    # Repeated trials have higher numbers; their place in line is what counts.
+    return sorted(known, key=lambda trial: int(trial.user_attrs[SLOT]))
+
+
+def _valued(trial: FrozenTrial, completed: Sequence[FrozenTrial], minimize: bool) -> FrozenTrial:
+    return create_trial(
+        value=estimate(trial, completed, minimize=minimize),
+        params=trial.params,
+        distributions=trial.distributions,
+        user_attrs=trial.user_attrs,
+    )
+
+
+def estimate(trial: FrozenTrial, completed: Sequence[FrozenTrial], *, minimize: bool) -> float:
+    """How a pruned trial would have ended, by what the completed ones still gained; without any value, the worst."""
+    best, worst = (min, max) if minimize else (max, min)
+    values = [float(one.value) for one in completed if one.value is not None]
+    step = trial.last_step
+    if step is None or trial.value is None or trial.user_attrs.get(DIVERGED):
+        return worst(values)
+    ratios = [
+        float(one.value) / one.intermediate_values[step]
+        for one in completed
+        if one.value is not None and one.intermediate_values.get(step, 0.0) > 0
+    ]
+    guess = float(trial.value) * (statistics.median(ratios) if ratios else 1.0)
+    return worst(guess, best(values))

@@ -1,0 +1,296 @@
+"""The study: one evaluation per place in line, by any number of workers, in a journal file or a database.
+
+**Exactly as many as asked.** The places (slots) are waiting trials of the Optuna study, made before the work. A worker
+takes one by turning it from waiting to running, which the storage grants once. Two commands that begin at the same
+moment may both make trials for a place; so a worker looks again after taking one, and withdraws if another trial of
+that place runs or is finished. Of two that took one each, the second sees the first: never do both go on.
+
+**Nothing is lost.** A running trial carries its owner and a heartbeat. Who is dead is decided as for an audit's leases
+(`undelta.trials.leases`): on one machine by looking at the process, from another one by a heartbeat that stands still.
+The trial of a dead worker is marked as failed, once, and a copy of it waits again, with its point and what it had
+reported. Failed trials count for nothing. A worker that wakes up after it was given up finds that it cannot finish
+its trial, and leaves it alone.
+
+It is a plain Optuna study: `optuna.load_study` and optuna-dashboard read it as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.pruners import BasePruner, MedianPruner, NopPruner
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from undelta.errors import ConfigError, DataError
+from undelta.schema import parse
+from undelta.studies.tuning.objective import Direction
+from undelta.studies.tuning.proposals import AGAIN, SLOT, Proposals
+from undelta.trials.leases import Found, Leases, Owner, myself
+
+JOURNAL = "study.journal"
+OWNER, BEAT = "owner", "beat"
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+
+_held: set[str] = set()
+"""Tokens of the trials that this process runs; any other trial in its name is a leftover."""
+
+
+class TrialLost(Exception):
+    """Others took the worker for dead and repeat its trial; its result is not wanted."""
+
+
+def open_storage(url: str | None, directory: Path) -> BaseStorage:
+    """The journal file in a directory, or the database behind a URL."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if url is None:
+        return JournalStorage(JournalFileBackend(str(directory / JOURNAL)))
+    import sqlalchemy
+
+    try:
+        address = sqlalchemy.engine.make_url(url)
+        if address.drivername in ("postgres", "postgresql"):
+            address = address.set(drivername="postgresql+psycopg")  # not the one that is not installed
+        # A connection for each question: between two of them lie hours, and servers drop who is silent for so long.
+        options = {"poolclass": sqlalchemy.pool.NullPool}
+        return RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options)
+    except ImportError as problem:
+        raise ConfigError(f'--storage needs a driver: pip install "undelta[postgres]" ({_line(problem)})') from None
+    except (sqlalchemy.exc.ArgumentError, ValueError) as problem:
+        raise ConfigError(
+            f"--storage: expected a URL such as postgresql://user@host/database ({_line(problem)})"
+        ) from None
+    except sqlalchemy.exc.SQLAlchemyError as problem:
+        raise ConfigError(f"--storage: the database does not answer ({_line(problem)})") from None
+
+
+def _line(problem: Exception) -> str:
+    return " ".join(str(problem).split("\n", 1)[0].split())[:200]
+
+
+def make_pruner(*, prune: bool, random: int, warmup: int) -> BasePruner:
+    """Ends a trial that is worse than the median of the completed ones at the same step; random ones never ask it."""
+    return MedianPruner(n_startup_trials=max(random, 1), n_warmup_steps=warmup) if prune else NopPruner()
+
+
+def open_study(
+    storage: BaseStorage, name: str, *, sampler: Proposals, pruner: BasePruner, direction: Direction
+) -> optuna.Study:
+    """The study of that name, made if it is not there."""
+    with contextlib.suppress(KeyError):
+        return optuna.load_study(study_name=name, storage=storage, sampler=sampler, pruner=pruner)
+    return optuna.create_study(
+        study_name=name, storage=storage, sampler=sampler, pruner=pruner, direction=direction, load_if_exists=True
+    )
+
+
+class Slots:
+    """The places in line of a study, as one worker sees them."""
+
+    def __init__(self, study: optuna.Study, storage: BaseStorage, *, total: int, worker: str, leases: Leases) -> None:
+        self.study, self.storage, self.total, self.worker, self.leases = study, storage, total, worker, leases
+        self._study_id = storage.get_study_id_from_name(study.study_name)
+        assert isinstance(study.sampler, Proposals)  # noqa: S101
+        self._space = set(study.sampler.space)
+
+    def finished(self) -> list[FrozenTrial]:
+        """The results in order; of several for one place, the first."""
+        found: dict[int, FrozenTrial] = {}
+        for trial in self._trials():
+            if trial.state in FINISHED:
+                found.setdefault(_slot(trial), trial)
+        return [found[slot] for slot in sorted(found) if slot < self.total]
+
+    def unfinished(self) -> int:
+        """How many places have no result."""
+        return self.total - len(self.finished())
+
+    def free(self) -> int:
+        """How many places wait for a worker; those of dead workers do again."""
+        self._repair()
+        return sum(trial.state == TrialState.WAITING and _slot(trial) < self.total for trial in self._trials())
+
+    def take(self) -> Running | None:
+        """The next trial that nobody works on, or None."""
+        while True:
+            self._repair()
+            waiting = [trial for trial in self._trials() if trial.state == TrialState.WAITING]
+            waiting = [trial for trial in waiting if _slot(trial) < self.total]
+            if not waiting:
+                return None
+            first = min(waiting, key=lambda trial: (_slot(trial), trial.number))
+            if (running := self._begin(first)) is not None:
+                return running
+
+    def _begin(self, trial: FrozenTrial) -> Running | None:
+        identity, slot = self._identity(trial), _slot(trial)
+        owner = myself(self.worker)
+        try:
+            if not self.storage.set_trial_state_values(identity, state=TrialState.RUNNING):
+                return None
+            _held.add(owner.token)
+            self.storage.set_trial_user_attr(identity, OWNER, asdict(owner))
+        except UpdateFinishedTrialError:  # somebody took it, and was quick; or withdrew it, as one too many
+            _held.discard(owner.token)
+            return None
+        busy = (*FINISHED, TrialState.RUNNING)
+        if any(
+            _slot(other) == slot and other.number != trial.number and other.state in busy for other in self._trials()
+        ):
+            self._fail(trial)
+            _held.discard(owner.token)
+            return None
+        return Running(self.study, self.storage, identity, slot, owner.token, self.leases.heartbeat_seconds)
+
+    def _fail(self, trial: FrozenTrial) -> None:
+        with contextlib.suppress(UpdateFinishedTrialError):  # somebody else was faster
+            self.storage.set_trial_state_values(self._identity(trial), state=TrialState.FAIL)
+
+    def _repair(self) -> None:
+        """See that every place without a result has one trial that waits or runs."""
+        trials = self._trials()
+        for trial in trials:
+            if trial.state == TrialState.RUNNING and self._is_dead(trial):
+                self._fail(trial)
+        trials = self._trials()
+        taken: set[int] = set()
+        for state in (*FINISHED, TrialState.RUNNING, TrialState.WAITING):
+            for trial in trials:
+                if trial.state != state:
+                    continue
+                if state == TrialState.WAITING and _slot(trial) in taken:  # two who began at once both made it
+                    self._fail(trial)
+                taken.add(_slot(trial))
+        for slot in range(self.total):
+            if slot not in taken:
+                # One that died while its point was written down has no whole point, and had not begun.
+                begun = [trial for trial in trials if _slot(trial) == slot and self._space <= set(trial.params)]
+                self.study.add_trial(_waiting(slot, begun))
+
+    def _is_dead(self, trial: FrozenTrial) -> bool:
+        owner: Owner | None = None
+        with contextlib.suppress(DataError):
+            owner = parse(Owner, trial.user_attrs.get(OWNER), where="owner", error=DataError)
+        if owner and owner.token in _held:
+            return False
+        beat = int(trial.user_attrs.get(BEAT, 0))
+        return self.leases.is_dead(Found(path=Path(str(trial.number)), number=0, renewed=beat, owner=owner))
+
+    def _trials(self) -> list[FrozenTrial]:
+        # Whoever adds trials to the study by hand gives them no place in line.
+        return [trial for trial in self.study.get_trials(deepcopy=False) if SLOT in trial.user_attrs]
+
+    def _identity(self, trial: FrozenTrial) -> int:
+        return self.storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
+
+
+def _slot(trial: FrozenTrial) -> int:
+    return int(trial.user_attrs[SLOT])
+
+
+def _waiting(slot: int, begun: Sequence[FrozenTrial]) -> FrozenTrial:
+    """A trial for this place; where one died, with its point and its reports, so that nothing changes by its death."""
+    attributes: dict[str, Any] = {SLOT: slot}
+    reports: dict[int, float] = {}
+    for trial in begun:
+        attributes[AGAIN] = dict(trial.params)
+        reports |= trial.intermediate_values
+    return create_trial(state=TrialState.WAITING, user_attrs=attributes, intermediate_values=reports)
+
+
+class Running:
+    """A trial that is ours; use it as a context, which keeps its heart beating."""
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        storage: BaseStorage,
+        identity: int,
+        slot: int,
+        token: str,
+        heartbeat_seconds: float,
+    ) -> None:
+        self.study, self.storage, self.identity, self.slot, self.token = study, storage, identity, slot, token
+        assert isinstance(study.sampler, Proposals)  # noqa: S101
+        self._space, self._random = study.sampler.space, slot < study.sampler.random
+        self.trial = Trial(study, identity)
+        self.lost = False
+        self._seconds = heartbeat_seconds
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._reported = set(storage.get_trial(identity).intermediate_values)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        if kind is not None:  # give it back, so that nobody has to wait until we count as dead
+            self._end(TrialState.FAIL)
+        _held.discard(self.token)
+
+    def _beat(self) -> None:
+        beat = 0
+        while not self._done.wait(self._seconds):
+            beat += 1
+            try:
+                self.storage.set_trial_user_attr(self.identity, BEAT, beat)
+            except UpdateFinishedTrialError:
+                self.lost = True
+                return
+
+    def point(self) -> dict[str, float]:
+        """Where in the box this trial is."""
+        point: dict[str, float] = {}
+        for name, side in self._space.items():
+            assert isinstance(side, optuna.distributions.FloatDistribution)  # noqa: S101
+            point[name] = self.trial.suggest_float(name, side.low, side.high, log=side.log)
+        return point
+
+    def report(self, step: int, value: float) -> None:
+        """Note a value on the way; raises `optuna.TrialPruned` if the trial is hopeless, and not a random one."""
+        self.check()
+        if step not in self._reported:  # a resumed attack goes over some ground again
+            self._reported.add(step)
+            self.trial.report(value, step)
+        # Beside other workers a random trial may be the last to end; the pruner would then compare it.
+        if not self._random and self.trial.should_prune():
+            raise optuna.TrialPruned
+
+    def check(self) -> None:
+        """Raise `TrialLost` unless the trial is still ours."""
+        if self.lost:
+            raise TrialLost
+
+    def complete(self, value: float) -> None:
+        """Note the result."""
+        if not self._end(TrialState.COMPLETE, [value]):
+            raise TrialLost
+
+    def prune(self, attribute: str | None = None) -> None:
+        """Note that there is no result, but the last report; an attribute says why, if it was not pruned."""
+        if attribute:
+            self.trial.set_user_attr(attribute, True)
+        reports = self.storage.get_trial(self.identity).intermediate_values
+        if not self._end(TrialState.PRUNED, [reports[max(reports)]] if reports else None):
+            raise TrialLost
+
+    def _end(self, state: TrialState, values: list[float] | None = None) -> bool:
+        try:
+            self.storage.set_trial_state_values(self.identity, state, values)
+        except UpdateFinishedTrialError:
+            return False
+        return True

@@ -1,0 +1,118 @@
+"""TOML and command-line words become values here, and end here; and values become TOML again."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from undelta.attacker.attack import Attack
+from undelta.attacker.attacks import ATTACKS
+from undelta.attacker.weights import Q
+from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError
+from undelta.schema import call, parse, unknown
+
+BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
+
+
+def read_toml(path: str | Path) -> tuple[str, dict[str, Any]]:
+    """A TOML file, verbatim and as values."""
+    try:
+        text = Path(path).read_bytes().decode()
+        return text, tomllib.loads(text)
+    except OSError as problem:
+        raise ConfigError(f"{path}: {problem.strerror}") from problem
+    except (ValueError, RecursionError) as problem:
+        raise ConfigError(f"{path}: not valid TOML ({problem})") from problem
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """A scenario from a TOML file whose keys are the fields of `Scenario`."""
+    _, values = read_toml(path)
+    return parse(Scenario, values, where=str(path), error=ConfigError)
+
+
+def make_attack(name: str, arguments: Mapping[str, Any]) -> Attack:
+    """The attack of that name with these settings."""
+    if name not in ATTACKS:
+        raise ConfigError(unknown("attack", name, ATTACKS))
+    return call(ATTACKS[name], arguments, where=f"attack {name}", error=ConfigError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsFile:
+    """The keys of a file of layer weights, as `undelta tune` writes them."""
+
+    attack: str = "awa"
+    q: Q
+    position: float | None = None
+    tv: float | None = None
+    bn: float | None = None
+
+
+def load_weights(path: str | Path, *, attack: str | None = None) -> tuple[str, dict[str, Any]]:
+    """An attack and its settings from a file of layer weights.
+
+    Args:
+        path: The file.
+        attack: The attack that the user asks for, if any; it must have layer weights.
+    """
+    _, values = read_toml(path)
+    file = parse(WeightsFile, values, where=str(path), error=ConfigError)
+    name = attack or file.attack
+    if name not in ATTACKS:
+        raise ConfigError(unknown("attack", name, ATTACKS))
+    known = inspect.signature(ATTACKS[name]).parameters
+    arguments = {key: value for key, value in asdict(file).items() if key != "attack" and value is not None}
+    for key in arguments:
+        if key not in known:
+            raise ConfigError(f"{path}: attack {name} has no setting {key!r}; use --attack {file.attack}")
+    return name, arguments
+
+
+def parse_settings(words: Iterable[str]) -> dict[str, Any]:
+    """``key=value`` words as settings; values are written as in TOML, plain words need no quotes."""
+    settings = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"expected key=value, got {word!r}")
+        try:
+            settings[key] = tomllib.loads(f"value = {value}")["value"]
+        except ValueError:  # not TOML, so a plain word
+            settings[key] = value
+    return settings
+
+
+def to_toml(value: Any) -> str:
+    """One value on one line; None has no TOML and must be left out before."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for the code point that JSON leaves bare.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        pairs = [f"{_key(key)} = {to_toml(item)}" for key, item in value.items() if item is not None]
+        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(to_toml(item) for item in value)}]"
+    raise TypeError(f"no TOML for {type(value).__name__}")
+
+
+def _key(key: str) -> str:
+    return key if BARE.match(key) else to_toml(key)
+
+
+def toml_lines(table: Mapping[str, Any]) -> list[str]:
+    """A table's keys and values, a line each."""
+    return [f"{_key(key)} = {to_toml(value)}" for key, value in table.items() if value is not None]

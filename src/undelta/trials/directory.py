@@ -1,0 +1,200 @@
+"""An audit's directory: what is to be done, what is done, and the files in which each trial's results lie.
+
+    DIR/run.json                            its title, and the keys of its trials in order
+    DIR/audit.toml                          the configuration, verbatim
+    DIR/verdict.json                        what it means, once all is done
+    DIR/trials/<key>/trial.json             what to run
+    DIR/trials/<key>/lease.json             while somebody works on it (see leases.py)
+    DIR/trials/<key>/checkpoint.pt          how far the attack is
+    DIR/trials/<key>/pictures.safetensors   originals, reconstruction, iterates
+    DIR/trials/<key>/record.json            the result; a trial is finished if and only if this file is there
+    DIR/retired/<key>/                      trials that the configuration no longer asks for
+
+Every file appears whole or not at all. Pictures are written before the record, so a finished trial has both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from undelta.errors import ConfigError, DataError
+from undelta.files import FORMAT, load_json, make_folder, write_bytes, write_tensors
+from undelta.schema import parse
+from undelta.trials.leases import Leases
+from undelta.trials.record import FAILED, Record, as_json, from_json
+from undelta.trials.trial import Trial
+
+CHECKPOINT = "checkpoint.pt"
+PICTURES = "pictures.safetensors"
+RUN = "run.json"
+
+_KEY = re.compile(r"[0-9a-f]{16}")
+
+Check = Callable[[], None]
+"""Raises if a trial is no longer ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What ``run.json`` says."""
+
+    title: str
+    keys: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        wrong = [key for key in self.keys if not _KEY.fullmatch(key)]
+        if wrong or len(set(self.keys)) < len(self.keys):
+            raise DataError(f"expected keys of 16 hex digits, each once, got {wrong or list(self.keys)}")
+
+
+class RunDirectory:
+    """The directory, read and written one trial at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._statuses: dict[str, str] = {}
+
+    def folder(self, key: str) -> Path:
+        """Where a trial's files lie."""
+        return self.directory / "trials" / key
+
+    # Before the work
+
+    def prepare(self, text: str, trials: Iterable[Trial], leases: Leases, *, title: str = "") -> None:
+        """Make the directory hold exactly these trials; finished ones keep their results.
+
+        Trials that are no longer asked for are set aside, not deleted, and come back when they are asked for again.
+        """
+        wanted: dict[str, Trial] = {}
+        for trial in trials:
+            wanted.setdefault(trial.key, trial)  # of equal ones, the first gives the names
+        for key in wanted:
+            self.record(key)  # one that is not readable is refused before anything is changed
+        make_folder(self.directory / "trials")
+        self._retire(wanted.keys(), leases)
+        write_bytes(self.directory / "audit.toml", text.encode())
+        contents = Contents(title=title or self.directory.resolve().name, keys=tuple(wanted))
+        write_bytes(self.directory / RUN, _dump(vars(contents)))
+        for key, trial in wanted.items():
+            folder, retired = self.folder(key), self.directory / "retired" / key
+            if not folder.exists() and retired.exists():
+                retired.rename(folder)
+            make_folder(folder)
+            content = _dump(trial.as_json())
+            if not (folder / "trial.json").exists() or (folder / "trial.json").read_bytes() != content:
+                write_bytes(folder / "trial.json", content)
+            record = self.record(key)
+            if record and record.group != (trial.name, trial.defense):  # renamed: results are the same
+                write_bytes(folder / "record.json", as_json(replace(record, name=trial.name, defense=trial.defense)))
+
+    def _retire(self, wanted: Iterable[str], leases: Leases) -> None:
+        present = {path.name for path in (self.directory / "trials").iterdir() if _KEY.fullmatch(path.name)}
+        surplus = sorted(present - set(wanted))
+        for key in surplus:
+            if not leases.is_free(self.folder(key)):
+                raise ConfigError(
+                    f"{self.directory} is being worked on with another configuration (trial {key}); "
+                    "wait for it, or choose another --out"
+                )
+        for key in surplus:
+            make_folder(self.directory / "retired")
+            with contextlib.suppress(FileNotFoundError):  # somebody else who starts now has set it aside
+                self.folder(key).rename(self.directory / "retired" / key)
+
+    def forget_failed(self, keys: Iterable[str], leases: Leases) -> None:
+        """Make failed trials unfinished again."""
+        for key in keys:
+            if self.status(key) != FAILED:
+                continue
+            lease = leases.acquire(self.folder(key))
+            if lease is None:
+                continue  # somebody is at it already
+            record = self.record(key)  # again, now that nobody else can change it
+            if record and record.status == FAILED:
+                (self.folder(key) / "record.json").unlink(missing_ok=True)
+                (self.folder(key) / "error.txt").unlink(missing_ok=True)
+            self._statuses.pop(key, None)
+            lease.release()
+
+    # The work
+
+    def trial(self, key: str) -> Trial:
+        """What is to be run."""
+        path = self.folder(key) / "trial.json"
+        trial = parse(Trial, load_json(path), where=str(path), error=DataError)
+        if trial.key != key:
+            raise DataError(f"{path}: this is trial {trial.key}, but its folder is called {key}; start the audit again")
+        return trial
+
+    def finish(self, record: Record, pictures: Mapping[str, Tensor] | None, check: Check) -> None:
+        """Write a trial's results, the record last."""
+        folder = self.folder(record.key)
+        check()
+        if pictures is not None:
+            write_tensors(folder / PICTURES, pictures, {"format": FORMAT, "kind": "pictures"})
+            check()
+        write_bytes(folder / "record.json", as_json(record))
+        self.tidy(record.key)
+
+    def tidy(self, key: str) -> None:
+        """Remove what a finished trial no longer needs: its checkpoint, and files that a killed worker left half."""
+        folder = self.folder(key)
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+        for name in (CHECKPOINT, PICTURES, "record.json"):
+            for path in folder.glob(f".{name}.*"):
+                path.unlink(missing_ok=True)
+
+    # After the work
+
+    def contents(self) -> Contents:
+        """The title, and the trials in order."""
+        path = self.directory / RUN
+        return parse(Contents, load_json(path), where=str(path), error=DataError)
+
+    def record(self, key: str) -> Record | None:
+        """A trial's result, or None while there is none."""
+        path = self.folder(key) / "record.json"
+        try:
+            values = load_json(path)
+        except DataError as problem:
+            if isinstance(problem.__cause__, FileNotFoundError):  # by now a worker may have written it: next time
+                return None
+            raise
+        record = from_json(values, str(path))
+        if record.key != key:
+            raise DataError(f"{path}: this is the record of trial {record.key}, but its folder is called {key}")
+        return record
+
+    def unmeasured(self, key: str) -> Record | None:
+        """The record of a trial without a result; None if the directory is just being prepared."""
+        return self.trial(key).unmeasured() if (self.folder(key) / "trial.json").exists() else None
+
+    def pictures(self, key: str) -> Path | None:
+        """A trial's pictures, if it has some."""
+        path = self.folder(key) / PICTURES
+        return path if path.is_file() else None
+
+    def status(self, key: str) -> str | None:
+        """How a trial ended, or None; a finished one is read once."""
+        if key not in self._statuses:
+            record = self.record(key)
+            if record is None:
+                return None
+            self._statuses[key] = record.status
+        return self._statuses[key]
+
+    def unfinished(self, keys: Sequence[str]) -> list[str]:
+        """Those without a result."""
+        return [key for key in keys if self.status(key) is None]
+
+
+def _dump(values: Any) -> bytes:
+    return json.dumps(values, indent=1, allow_nan=False).encode()

@@ -1,0 +1,248 @@
+"""Record: one trial, what was asked and what came of it. The only result type, written and read here alone.
+
+``record.schema.json`` beside this file describes the JSON, for other tools.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import math
+import platform
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undelta.attacker.reconstruction import Reconstruction
+from undelta.client.scenario import Scenario
+from undelta.errors import DataError
+from undelta.evaluation.floor import Floor
+from undelta.evaluation.score import ImageScore, Score
+from undelta.files import load_json, write_bytes
+from undelta.observation import Observation
+from undelta.observation.file import digest_of
+from undelta.schema import parse
+
+SCHEMA = 2
+UNDEFENDED = "none"
+UNFINISHED = "not finished"
+FAILED = "failed"
+NOT_APPLICABLE = "not applicable"
+MEASURED = ("completed", "diverged")
+"""Statuses of trials that ran to their end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A point of the attack's own history."""
+
+    iteration: int
+    seconds: float | None = None
+    mismatch: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """A saved iterate, measured after the attack: means over images."""
+
+    iteration: int
+    seconds: float | None = None
+    psnr: float | None = None
+    ssim: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One trial; None is what was not measured, or was not a number."""
+
+    schema: int = SCHEMA
+    key: str
+    name: str
+    """The scenario's, for people."""
+    defense: str = UNDEFENDED
+    scenario: dict[str, Any]
+    attack: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    seed: int
+    status: str = UNFINISHED
+    error: str | None = None
+    """Why there is no result."""
+    observation: str | None = None
+    """The digest of the attacked update."""
+    observation_file: str | None = None
+    """Where it was, if it was recorded."""
+    psnr: float | None = None
+    ssim: float | None = None
+    lpips: float | None = None
+    mse: float | None = None
+    fraction_recovered: float | None = None
+    epsilon: float | None = None
+    """What a differentially private client was promised, by the round that was attacked."""
+    delta: float | None = None
+    mismatch: float | None = None
+    terms: dict[str, float | None] = field(default_factory=dict)
+    """The attack's loss at its end, term by term."""
+    floor: Floor | None = None
+    """The same at the private images."""
+    objective: dict[str, Any] | None = None
+    learned: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    iterations: int | None = None
+    seconds: float | None = None
+    peak_memory_mb: float | None = None
+    threads: int | None = None
+    date: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    history: tuple[Step, ...] = field(default=(), repr=False)
+    curve: tuple[Quality, ...] = field(default=(), repr=False)
+    images: tuple[ImageScore, ...] = field(default=(), repr=False)
+    """Each private image's metrics."""
+    layer_weights: dict[str, float] | None = field(default=None, repr=False)
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Trials that attack the same update, but for the seed."""
+        return self.name, self.defense
+
+    @property
+    def scored(self) -> bool:
+        """Whether there is something to compare."""
+        return self.psnr is not None
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What the floor says of the attack, and the attack's own notes."""
+        words = (f"The attack {self.floor.text}.",) if self.floor else ()
+        return (*words, *(f"Note: {note}." for note in self.notes))
+
+    def dated(self) -> Record:
+        """The same, made now and here."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return replace(self, versions=versions(), threads=torch.get_num_threads(), date=now)
+
+
+def with_result(record: Record, reconstruction: Reconstruction, observation: Observation) -> Record:
+    """The record with what an attack left; not scored yet."""
+    weights = reconstruction.layer_weights if reconstruction.status == "completed" else {}
+    return replace(
+        record.dated(),
+        status=reconstruction.status,
+        observation=digest_of(observation),
+        mismatch=finite(reconstruction.mismatch),
+        terms={name: finite(value) for name, value in reconstruction.terms.items()},
+        objective=reconstruction.objective,
+        learned=dict(reconstruction.learned),
+        notes=reconstruction.notes,
+        iterations=reconstruction.iterations,
+        seconds=reconstruction.seconds,
+        peak_memory_mb=peak_memory_mb(),
+        history=tuple(
+            Step(**{key: finite(value) for key, value in moment._asdict().items()}) for moment in reconstruction.history
+        ),
+        layer_weights=dict(weights) or None,
+    )
+
+
+def with_score(record: Record, score: Score) -> Record:
+    """The record with its metrics filled in."""
+    means = {key: getattr(score, key) for key in ("psnr", "ssim", "lpips", "mse", "fraction_recovered")}
+    return replace(record, floor=score.floor, images=score.images, **means)
+
+
+def finite(value: Any) -> Any:
+    """JSON knows no NaN; a diverged run has some, which are written as null."""
+    return value if math.isfinite(value) else None
+
+
+def describe_scenario(scenario: Scenario) -> dict[str, Any]:
+    """A scenario as JSON has it: lists, no tuples."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(scenario)))
+    return values
+
+
+def describe_observation(observation: Observation) -> dict[str, Any]:
+    """What an observation alone says of its scenario; the source of the data and the round are unknown."""
+    return {
+        "data": None,
+        "image_size": observation.image.shape[-1],
+        "model": observation.architecture.name,
+        "model_arguments": dict(observation.architecture.arguments),
+        "num_samples": observation.num_samples,
+        **asdict(observation.training),
+        **dict.fromkeys(observation.unknown),
+        "rounds": None,
+        "grant_labels": observation.labels is not None,
+    }
+
+
+def summary(scenario: dict[str, Any]) -> str:
+    """A name for a scenario that has none."""
+    words = [str(scenario[key]) for key in ("data", "model") if scenario.get(key)]
+    letters = (("N", "num_samples"), ("E", "epochs"), ("B", "batches"))
+    words += [f"{letter}={scenario[key]}" for letter, key in letters if scenario.get(key) is not None]
+    return ", ".join(words) or "run"
+
+
+def as_json(record: Record) -> bytes:
+    """A record as its file has it."""
+    return json.dumps(asdict(record), indent=1, allow_nan=False).encode()
+
+
+def from_json(values: object, where: str) -> Record:
+    """A record from JSON; every field is checked."""
+    found = values.get("schema") if isinstance(values, dict) else None
+    if found != SCHEMA:
+        raise DataError(
+            f"{where}: expected a record of schema {SCHEMA}, got {found!r}; if another version of undelta wrote it, "
+            "choose another --out"
+        )
+    return parse(Record, values, where=where, error=DataError)
+
+
+def write_results(directory: Path, records: Sequence[Record]) -> None:
+    """Write ``results.json`` whole or not at all."""
+    results = {"schema": SCHEMA, "undelta": version("undelta"), "records": [asdict(record) for record in records]}
+    write_bytes(directory / "results.json", json.dumps(results, indent=1, allow_nan=False).encode())
+
+
+def read_results(directory: Path) -> list[Record]:
+    """The records of a run directory."""
+    path = directory / "results.json"
+    results = load_json(path)
+    if not isinstance(results, dict) or results.get("schema") != SCHEMA or not isinstance(results.get("records"), list):
+        raise DataError(
+            f"{path}: expected results of schema {SCHEMA}; if another version of undelta wrote them, choose another "
+            "--out"
+        )
+    if not results["records"]:
+        raise DataError(f"{path}: it holds no record")
+    return [from_json(values, str(path)) for values in results["records"]]
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on."""
+    packages = {name: version(name) for name in ("torch", "numpy", "scipy", "scikit-image")}
+    return {"undelta": version("undelta"), "python": platform.python_version(), **packages}
+
+
+def reset_peak_memory() -> None:
+    """Let the peak begin anew, where the system can (Linux); elsewhere it is that of the whole process."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory_mb() -> float:
+    """The largest resident memory of this process since the last reset."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

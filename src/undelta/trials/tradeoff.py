@@ -1,0 +1,207 @@
+"""Leakage against utility: one point per defense, from an audit's verdicts and from measured accuracies.
+
+Nothing is measured here. ``defend.json`` holds what comes out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from undelta.errors import DataError
+from undelta.evaluation.metrics import RECOVERED_PSNR
+from undelta.files import load_json
+from undelta.schema import parse
+from undelta.trials.record import MEASURED, UNDEFENDED, Record
+from undelta.trials.trial import Trial
+from undelta.trials.verdict import Verdict, times
+
+SCHEMA: Literal[1] = 1
+DEFEND = "defend.json"
+MARGIN_DB = 1.0
+"""How far above the reference a defense may be and still count as at the level of noise; a convention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One defense; None is what was not measured."""
+
+    defense: str
+    psnr: float | None
+    """Mean over the images of the worst trial, over attacks and seeds: the leakage."""
+    attack: str | None
+    """Of that trial."""
+    worst_psnr: float | None
+    """Of any image in any trial."""
+    worst_ssim: float | None
+    fraction_recovered: float | None
+    recognizable: int | None
+    images: int | None
+    accuracy: float | None
+    """Mean over seeds, on held-out images."""
+    accuracies: tuple[float, ...]
+    epsilon: float | None
+    """Up to the attacked round."""
+    epsilon_in_all: float | None
+    """After all rounds of the federation whose accuracy this is."""
+    delta: float | None
+    at_noise_level: bool | None = None
+    pareto: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tradeoff:
+    """All points, and what they rest on."""
+
+    schema: Literal[1] = SCHEMA
+    margin_db: float = MARGIN_DB
+    name: str
+    rounds: int
+    seeds: tuple[int, ...]
+    test_images: int
+    reference: Point
+    """An update without any information."""
+    points: tuple[Point, ...]
+    date: str
+    """Of the last record."""
+    versions: dict[str, str]
+    """What that record was made with."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def private(self) -> bool:
+        """Whether some defense has an epsilon."""
+        return any(point.delta is not None for point in self.points)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def read_tradeoff(directory: Path) -> Tradeoff | None:
+    """What `undelta defend` wrote; None if it did not."""
+    path = directory / DEFEND
+    return parse(Tradeoff, load_json(path), where=str(path), error=DataError) if path.is_file() else None
+
+
+def make_point(
+    verdict: Verdict, trials: Sequence[Trial], records: Mapping[str, Record], utilities: Sequence[Mapping[str, Any]]
+) -> Point:
+    """One defense, from its verdict, its records, and the utility of each seed."""
+    own = [records[trial.key] for trial in trials if trial.key in records]
+    scored = [record for record in own if record.status in MEASURED and record.scored]
+    worst = max(scored, key=lambda record: record.psnr or 0.0, default=None)
+    known = [utility["accuracy"] for utility in utilities if utility["accuracy"] is not None]
+    accuracies = tuple(known) if len(known) == len(utilities) else ()
+    private = next((record for record in own if record.delta is not None), None)
+    return Point(
+        defense=verdict.defense,
+        psnr=worst.psnr if worst else None,
+        attack=worst.attack if worst else None,
+        worst_psnr=verdict.worst["psnr"],
+        worst_ssim=verdict.worst["ssim"],
+        fraction_recovered=verdict.worst["fraction_recovered"],
+        recognizable=verdict.recognizable,
+        images=verdict.images,
+        accuracy=statistics.fmean(accuracies) if accuracies else None,
+        accuracies=accuracies,
+        epsilon=private.epsilon if private else None,
+        epsilon_in_all=utilities[0]["epsilon"] if utilities else None,
+        delta=private.delta if private else None,
+    )
+
+
+def compare(points: Sequence[Point], reference: Point) -> tuple[Point, ...]:
+    """The points with two more answers each: is it at the level of noise, and is it on the Pareto front?"""
+    return tuple(
+        Point(**{**vars(point), "at_noise_level": _at_noise(point, reference), "pareto": _on_front(point, points)})
+        for point in points
+    )
+
+
+def _at_noise(point: Point, reference: Point) -> bool | None:
+    if point.psnr is None or reference.psnr is None:
+        return None
+    return point.psnr <= reference.psnr + MARGIN_DB
+
+
+def _on_front(point: Point, points: Sequence[Point]) -> bool:
+    """No other point is at least as good in both, and better in one."""
+    if point.psnr is None or point.accuracy is None:
+        return False
+    return not any(
+        other.psnr <= point.psnr
+        and other.accuracy >= point.accuracy
+        and (other.psnr, other.accuracy) != (point.psnr, point.accuracy)
+        for other in points
+        if other.psnr is not None and other.accuracy is not None
+    )
+
+
+def print_tradeoff(tradeoff: Tradeoff) -> None:
+    """A table, narrow enough for most terminals, and what it says in words."""
+    rows = (*tradeoff.points, tradeoff.reference)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("defense", overflow="fold", min_width=20)
+    columns = [
+        ("accuracy", [_number(point.accuracy, ".1%") for point in rows]),
+        ("PSNR", [_number(point.psnr, ".1f") for point in rows]),
+        ("worst", [_number(point.worst_psnr, ".1f") for point in rows]),
+        ("SSIM", [_number(point.worst_ssim, ".2f") for point in rows]),
+        ("found", [_number(point.fraction_recovered, ".0%") for point in rows]),
+        ("epsilon", ["" if point.delta is None else _number(point.epsilon, ".3g") for point in rows]),
+        ("in all", ["" if point.delta is None else _number(point.epsilon_in_all, ".3g") for point in rows]),
+        ("", [f"{'P' if point.pareto else ' '}{'N' if point.at_noise_level else ' '}" for point in rows]),
+    ]
+    columns = [column for column in columns if any(cell not in ("", "n/a") for cell in column[1])]
+    for title, _ in columns:
+        table.add_column(title, justify="right", no_wrap=True)
+    for point, *cells in zip(rows, *(cells for _, cells in columns), strict=True):
+        table.add_row(Text(point.defense), *map(Text, cells))
+    console = Console()
+    console.print(table)
+    for line in sentences(tradeoff):
+        console.print(Text(line))
+
+
+def sentences(tradeoff: Tradeoff) -> list[str]:
+    """What the table shows, and what its columns mean."""
+    reference = tradeoff.reference
+    measured = (
+        f" Accuracy: after {times(tradeoff.rounds, 'round')} with the defense, on {tradeoff.test_images} images that "
+        f"no client has, mean over {times(len(tradeoff.seeds), 'seed')}."
+    )
+    lines = [
+        "PSNR in dB: mean over the images of the worst trial, over attacks and seeds; then the worst of any image, and "
+        f"the share found, with {RECOVERED_PSNR:g} dB or more, in the worst trial."
+        + (measured if tradeoff.test_images else "")
+        + " Epsilon: up to the attacked round, and in all."
+    ]
+    undefended = next((point for point in tradeoff.points if point.defense == UNDEFENDED), None)
+    if undefended and undefended.psnr is not None and reference.psnr is not None:
+        lines.append(
+            f"From the scenario's own update {undefended.psnr:.1f} dB, from pure noise of the same length "
+            f"{reference.psnr:.1f} dB."
+        )
+    quiet = [point.defense for point in tradeoff.points if point.at_noise_level]
+    if reference.psnr is not None:
+        lines.append(
+            f"N: at the level of noise, within {MARGIN_DB:g} dB: {'; '.join(quiet) or 'none'}. These attacks found "
+            "no more there than in noise; others may."
+        )
+    front = [point.defense for point in tradeoff.points if point.pareto]
+    if front:
+        lines.append(f"P: on the Pareto front, where no other leaks less at the same accuracy: {'; '.join(front)}.")
+    return [*lines, *(f"Note: {note}." for note in tradeoff.notes)]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "n/a" if value is None else f"{value:{form}}"

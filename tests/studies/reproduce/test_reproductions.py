@@ -1,0 +1,160 @@
+"""Every reproduction at every scale: which trials it asks for, and that each could run; nothing is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from undelta.errors import ConfigError, DataError
+from undelta.studies.reproduce.job import Asked, listing, make_plan
+from undelta.studies.reproduce.published import Case
+from undelta.studies.reproduce.reproductions import (
+    COMPARISON,
+    EPOCHS,
+    LARGE,
+    REPRODUCTIONS,
+    STAGES,
+    STRONGEST,
+    TUNED,
+    TUNING,
+    Cell,
+    Reproduction,
+    cells_of,
+    find_reproductions,
+)
+from undelta.studies.reproduce.scales import CPU, PAPER, SCALES, SMOKE, Scale, find_scale
+from undelta.studies.reproduce.tuned import tuned_weights
+from undelta.trials.config import toml_lines
+from undelta.trials.trial import Trial
+
+Q = {"conv": 2.0, "norm": 3.0, "linear": 4.0, "enhanced": 5.0, "p_mean": 0.1, "p_var": 0.2, "other": 1.0}
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder as large as the paper scale asks for; the pictures are one pixel each, and no trial reads them."""
+    folder = tmp_path_factory.mktemp("imagenet")
+    for number in range(128):
+        path = folder / f"class{number % 4}" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((1, 1, 3), dtype=np.uint8)).save(path)
+    return str(folder)
+
+
+def cells(reproduction: Reproduction, scale: Scale, data: str = "DATA", seeds: tuple[int, ...] = (0,)) -> list[Cell]:
+    return cells_of(reproduction, scale, data=data, seeds=seeds, tuned=Q)
+
+
+def trials(reproduction: Reproduction, scale: Scale) -> list[Trial]:
+    return [trial for cell in cells(reproduction, scale) for trial in cell.trials]
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_trial_of_every_scale_could_run(name: str, scale: str, imagenet: str) -> None:
+    data = SCALES[scale].data or imagenet
+    plan = make_plan(Asked(scale=scale, data=data, seeds=(0, 1), names=(name,)), Q)
+    assert len(plan.trials) == len(plan.keys) > 0
+    assert {trial.scenario.data for trial in plan.trials} == {data}
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_cases_that_differ_in_the_paper_differ_at_every_scale(name: str, scale: str) -> None:
+    """Else two rows of a table would be one."""
+    found = cells(REPRODUCTIONS[name], SCALES[scale])
+    assert len({cell.here for cell in found}) == len({cell.row for cell in found})
+    keys = [trial.key for cell in found for trial in cell.trials]
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_paper_scale_is_the_papers_setting() -> None:
+    for trial in trials(COMPARISON, PAPER):
+        scenario = trial.scenario
+        assert (scenario.model, scenario.image_size, scenario.learning_rate) == ("resnet18", 224, 1e-4)
+        assert scenario.model_arguments == {}
+        assert trial.name == f"N={scenario.num_samples}, E={scenario.epochs}, B={scenario.batches}"
+        if trial.attack != "strongest":
+            assert (trial.arguments["steps"], trial.arguments["learning_rate"]) == (10_000, 0.1)
+    large = [trial for trial in trials(LARGE, PAPER) if trial.attack == "awa"]
+    assert [trial.arguments["steps"] for trial in large] == [50_000]
+    assert [(t.scenario.num_samples, t.scenario.epochs, t.scenario.batches) for t in large] == [(128, 64, 4)]
+    assert [trial.scenario.epochs for trial in trials(EPOCHS, PAPER) if trial.attack == "awa"] == [4, 8, 16, 32]
+
+
+def test_what_the_paper_found_impractical_is_not_run() -> None:
+    found = {(cell.row, cell.method): cell for cell in cells(COMPARISON, CPU)}
+    assert len(found) == 50
+    for row in ("N=64, E=32, B=4", "N=64, E=32, B=8", "N=128, E=32, B=4", "N=128, E=32, B=8"):
+        for method in ("iDLG", "AGIC"):
+            assert found[row, method].trials == ()
+            assert found[row, method].reason == "not run: impractical (paper too)"
+        assert len(found[row, "GENG"].trials) == len(found[row, STRONGEST].trials) == 1
+    assert sum(len(cell.trials) for cell in found.values()) == 42
+
+
+def test_all_methods_of_the_paper_share_iterations_and_regularizers() -> None:
+    for scale in SCALES.values():
+        shared = [
+            {key: trial.arguments.get(key) for key in ("steps", "learning_rate", "tv", "bn")}
+            for trial in trials(COMPARISON, scale)
+            if trial.attack != "strongest"
+        ]
+        assert all(arguments == shared[0] for arguments in shared)
+
+
+def test_geng_knows_the_labels_as_the_others_do() -> None:
+    """The paper takes them as known; without a word GENG would infer its own."""
+    for scale in SCALES.values():
+        geng = [trial for trial in trials(COMPARISON, scale) if trial.attack == "geng"]
+        assert len(geng) == 10
+        assert {trial.arguments["labels"] for trial in geng} == {"disclosed"}
+
+
+def test_stages_attack_the_same_images_after_more_and_more_rounds() -> None:
+    asked = cells(STAGES, SMOKE, data="faces")
+    found = [trial.scenario for cell in asked for trial in cell.trials if trial.attack == "awa"]
+    assert [scenario.rounds for scenario in found] == [0, 1, 2]
+    assert {(scenario.clients, scenario.participants) for scenario in found} == {(4, 4)}
+    first, *later = [scenario.draw(0).images for scenario in found]
+    assert all((images == first).all() for images in later)
+
+
+def test_tuned_weights_are_tried_only_once_there_are_some(tmp_path: Path) -> None:
+    before = [cell for cell in cells_of(TUNING, SMOKE, data="faces", seeds=(0,)) if cell.method == TUNED]
+    assert {cell.reason for cell in before} == {"not tuned yet"}
+    assert tuned_weights(tmp_path) is None
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning" / "weights.toml").write_text('attack = "awa"\n[q]\n' + "\n".join(toml_lines(Q)))
+    assert tuned_weights(tmp_path) == Q
+    after = [cell for cell in cells(TUNING, SMOKE) if cell.method == TUNED]
+    assert [trial.arguments["q"] for cell in after for trial in cell.trials] == [Q] * 3
+    (tmp_path / "tuning" / "weights.toml").write_text("[q]\nconv = -1.0\n")
+    with pytest.raises(DataError, match=r"weights.toml: \[q\]"):
+        tuned_weights(tmp_path)
+
+
+def test_trials_that_two_tables_share_run_once() -> None:
+    plan = make_plan(Asked(scale="cpu", data="patches", seeds=(0,), names=("comparison", "epochs")))
+    alone = len(trials(COMPARISON, CPU)) + len(trials(EPOCHS, CPU))
+    assert len(plan.trials) == alone - 4  # AWA and strongest at N=32, E=8 and E=16
+
+
+def test_names_scales_and_lists() -> None:
+    assert [one.name for one in find_reproductions("all")] == list(REPRODUCTIONS)
+    with pytest.raises(ConfigError, match="unknown reproduction 'ablatoin'; did you mean 'ablation'"):
+        find_reproductions("ablatoin")
+    with pytest.raises(ConfigError, match="unknown scale 'gpu'; did you mean 'cpu'\\? choose from cpu, paper, smoke"):
+        find_scale("gpu")
+    lines = listing()
+    assert [line.split()[0] for line in lines] == list(REPRODUCTIONS)
+    assert lines[0].endswith(f"trials: smoke 42, cpu {42 * len(CPU.seeds)}, paper 42")
+    assert PAPER.case(Case(8, 32, 1)) == (8, 32, 1)
+
+
+def test_data_that_are_too_few_are_said_before_any_work() -> None:
+    with pytest.raises(ConfigError, match="expected at most the 8 pictures of photos"):
+        make_plan(Asked(scale="cpu", data="photos", seeds=(0,), names=("large",)))

@@ -1,0 +1,42 @@
+"""A study in a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from undelta.studies.tuning.proposals import Proposals
+from undelta.studies.tuning.study import Slots, make_pruner, open_storage, open_study
+from undelta.trials.leases import Leases
+
+from .bowl import SIDES, OpenSlots
+
+
+@pytest.fixture
+def open_slots(tmp_path: Path) -> OpenSlots:
+    """The places of a study; every call is another worker."""
+
+    def opened(
+        *,
+        total: int,
+        directory: Path = tmp_path,
+        storage: str | None = None,
+        seed: int = 0,
+        random: int = 4,
+        prune: bool = False,
+        stale_seconds: float = 120.0,
+        name: str = "bowl",
+    ) -> Slots:
+        opened = open_storage(storage, directory)
+        study = open_study(
+            opened,
+            name,
+            sampler=Proposals(SIDES, seed=seed, random=random),
+            pruner=make_pruner(prune=prune, random=random, warmup=3),
+            direction="minimize",
+        )
+        leases = Leases(worker="test", stale_seconds=stale_seconds, heartbeat_seconds=0.02)
+        return Slots(study, opened, total=total, worker="test", leases=leases)
+
+    return opened

@@ -1,0 +1,126 @@
+"""The same study in a real PostgreSQL server, started for these tests alone."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+
+from undelta.studies.tuning.jobs import tune_job
+from undelta.studies.tuning.study import open_storage
+from undelta.studies.tuning.worker import evaluate
+
+from .bowl import Bowl, OpenSlots
+
+TOML = """
+data = "digits"
+num_samples = 2
+model = "cnn"
+model_arguments = { width = 4, hidden = 8 }
+epochs = 2
+batches = 1
+"""
+
+
+def binaries() -> Path | None:
+    """Where the server's programs are: Debian keeps them out of the way, others do not."""
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    found = str(versions[-1]) if versions else shutil.which("initdb")
+    return Path(found).parent if found else None
+
+
+def user() -> str | None:
+    """Who runs the server: not root, which it refuses."""
+    if os.geteuid() != 0:
+        return getpass.getuser()
+    try:
+        return pwd.getpwnam("postgres").pw_name
+    except KeyError:
+        return None
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The URL of a database on a socket in a directory of its own; nobody else can reach it."""
+    programs, name = binaries(), user()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    if name is None:
+        pytest.skip("PostgreSQL refuses to run as root, and there is no user postgres")
+    account = pwd.getpwnam(name)
+    as_user = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+
+    def run(program: str, *words: str) -> None:
+        command = [str(programs / program), *words]
+        done = subprocess.run(
+            command if os.geteuid() else [*as_user, *command], capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    # A socket's path may hold some hundred characters only, so not in pytest's directory.
+    with tempfile.TemporaryDirectory(prefix="undelta-pg-", dir="/tmp") as place:
+        folder = Path(place)
+        os.chown(folder, account.pw_uid, account.pw_gid)
+        data = str(folder / "data")
+        run("initdb", "--pgdata", data, "--auth", "trust", "--username", "undelta", "--no-sync")
+        options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
+        run("pg_ctl", "--pgdata", data, "--log", str(folder / "log"), "--options", options, "--wait", "start")
+        try:
+            yield f"postgresql://undelta@/postgres?host={folder}"
+        finally:
+            run("pg_ctl", "--pgdata", data, "--mode", "immediate", "--wait", "stop")
+
+
+def test_a_database_gives_the_same_points_as_a_journal(server: str, open_slots: OpenSlots, tmp_path: Path) -> None:
+    bowl, journal = Bowl(), Bowl()
+    slots = open_slots(total=6, storage=server, prune=True)
+    evaluate(slots, bowl, tmp_path)
+    evaluate(open_slots(total=6, prune=True), journal, tmp_path)
+    assert bowl.seen == journal.seen
+    assert slots.unfinished() == 0
+
+
+def test_two_machines_with_directories_of_their_own_share_a_study(server: str, tmp_path: Path) -> None:
+    """Two commands at once, nothing in common but the database and the scenario."""
+    (tmp_path / "scenario.toml").write_text(TOML)
+    options = ["--trials", "6", "--random", "4", "--steps", "40", "--final-steps", "0", "--storage", server]
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-m", "undelta", "tune", str(tmp_path / "scenario.toml"), "--out", str(out), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for out in (tmp_path / "here", tmp_path / "there")
+    ]
+    for command in commands:
+        printed = command.communicate(timeout=300)[0].decode()
+        assert command.returncode == 0, printed
+    found = [(tmp_path / place / "tuning.json").read_bytes() for place in ("here", "there")]
+    assert found[0] == found[1]
+    storage = open_storage(server, tmp_path)
+    name = next(name for name in optuna.get_all_study_names(storage) if name.startswith("undelta "))
+    study = optuna.load_study(study_name=name, storage=storage)
+    states = Counter(trial.state.name for trial in study.trials)
+    assert states["COMPLETE"] + states["PRUNED"] == 6
+    owners = {trial.user_attrs["owner"]["pid"] for trial in study.trials if "owner" in trial.user_attrs}
+    assert len(owners) == 2
+    assert not (tmp_path / "here" / "study.journal").exists()
+
+
+def test_the_databases_address_is_written_nowhere(server: str, tmp_path: Path) -> None:
+    (tmp_path / "scenario.toml").write_text(TOML)
+    secret = server.replace("undelta@", "undelta:tops3cret@")
+    tune_job(tmp_path / "scenario.toml", out=tmp_path / "out", trials=1, steps=3, storage=secret)
+    for path in (tmp_path / "out").iterdir():
+        assert b"tops3cret" not in path.read_bytes(), path
