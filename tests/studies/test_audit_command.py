@@ -18,12 +18,13 @@ import pytest
 from undelta.cli import main
 from undelta.errors import ConfigError
 from undelta.studies import single as jobs
-from undelta.studies.audit import available_cores, run_plan
+from undelta.studies.audit import run_plan
 from undelta.studies.overview import overview
 from undelta.trials.leases import Leases, scan
 from undelta.trials.plan import load_plan
-from undelta.trials.pool import Progress
+from undelta.trials.pool import Workers, available_cores
 from undelta.trials.record import as_json, read_results
+from undelta.trials.tasks import Progress
 from undelta.trials.verdict import parse_gates
 
 TOML = """
@@ -215,11 +216,13 @@ def test_more_threads_than_cores_are_allowed_but_said(configuration: Path, tmp_p
     configuration.write_text(TOML.replace('"awa"\nsteps = 12', '"idlg"\nsteps = 5'))  # applies nowhere, so it is quick
     said: list[str] = []
     cores = available_cores()
-    done = run_plan(load_plan(configuration), out=tmp_path / "out", workers=1, threads=cores + 1, say=said.append)
+    done = run_plan(
+        load_plan(configuration), out=tmp_path / "out", workers=Workers(count=1, threads=cores + 1), say=said.append
+    )
     assert said == [f"Note: 1 x {cores + 1} threads share {cores} cores; they will wait for each other."]
     assert done.failed == ()
     with pytest.raises(ConfigError, match="workers >= 1"):
-        run_plan(load_plan(configuration), out=tmp_path / "out", workers=0)
+        run_plan(load_plan(configuration), out=tmp_path / "out", workers=Workers(count=0))
 
 
 # Interruption

@@ -22,6 +22,7 @@ from undelta.studies.defend import defend_job, load_file, plan_of
 from undelta.studies.ladder import REFERENCE, ladder, noise_for, reference
 from undelta.studies.utility import Federation, accuracy, measure, measure_all
 from undelta.trials.plan import load_plan
+from undelta.trials.pool import Workers
 from undelta.trials.record import versions
 from undelta.trials.tradeoff import Point, compare, print_tradeoff, sentences
 from undelta.updates import difference, inner
@@ -101,16 +102,16 @@ def test_accuracy_is_the_share_of_right_answers_of_the_federations_model() -> No
     model = federate(replace(SCENARIO, rounds=4), SCENARIO.draw_all(0), image, seed=0, dtype=torch.float32)
     pairs = zip(test.images, test.labels, strict=True)
     right = [int(model((one - 0.5)[None] / 0.25).argmax()) == int(label) for one, label in pairs]
-    assert result["accuracy"] == pytest.approx(sum(right) / 1000)
-    assert (result["test_images"], result["error"], result["rounds"]) == (1000, None, 4)
+    assert result.accuracy == pytest.approx(sum(right) / 1000)
+    assert (result.test_images, result.error, result.rounds) == (1000, None, 4)
     untrained = accuracy(initial_model(SCENARIO, image, seed=0, dtype=torch.float32), test, image, SCENARIO)
-    assert result["accuracy"] > untrained + 0.1
+    assert (result.accuracy or 0) > untrained + 0.1
 
 
 def test_a_defense_that_destroys_the_update_costs_accuracy() -> None:
     noisy = replace(SCENARIO, defenses=({"defense": "noise", "scale": 1.0},))
-    results = [measure(Federation.of(scenario, rounds=4, seed=0))["accuracy"] for scenario in (SCENARIO, noisy)]
-    assert results[0] > results[1] + 0.1
+    results = [measure(Federation.of(scenario, rounds=4, seed=0)).accuracy for scenario in (SCENARIO, noisy)]
+    assert (results[0] or 0) > (results[1] or 0) + 0.1
 
 
 def test_statistics_that_nobody_sends_are_not_used_for_testing_and_others_are() -> None:
@@ -160,26 +161,26 @@ def test_federations_that_train_alike_are_measured_once() -> None:
 
 def test_without_images_left_there_is_no_accuracy_but_a_reason() -> None:
     result = measure(Federation.of(Scenario(data="photos", num_samples=8), rounds=1, seed=0))
-    assert (result["accuracy"], result["test_images"]) == (None, 0)
-    assert "none is left to test with" in result["error"]
+    assert (result.accuracy, result.test_images) == (None, 0)
+    assert "none is left to test with" in (result.error or "")
 
 
 def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federations = [Federation.of(SCENARIO, rounds=1, seed=seed) for seed in (0, 1)]
     said: list[str] = []
-    first = measure_all(tmp_path, federations, workers=1, threads=1, say=said.append)
+    first = measure_all(tmp_path, federations, Workers(count=1), say=said.append)
     assert said == ["Measuring utility: 2 of 2 federations to train."]
     assert not list(tmp_path.glob("utility/*/lease*"))
     monkeypatch.setattr(utility, "measure", lambda _: pytest.fail("measured again"))
-    assert measure_all(tmp_path, federations, workers=1, threads=1, say=said.append) == first
+    assert measure_all(tmp_path, federations, Workers(count=1), say=said.append) == first
     assert len(said) == 1
 
 
 def test_several_workers_measure_the_same(tmp_path: Path) -> None:
     federations = [Federation.of(SCENARIO, rounds=1, seed=seed) for seed in (0, 1, 2)]
-    alone = measure_all(tmp_path / "a", federations, workers=1, threads=1, say=lambda _: None)
-    shared = measure_all(tmp_path / "b", federations, workers=2, threads=1, say=lambda _: None)
-    assert {key: one["accuracy"] for key, one in alone.items()} == {key: one["accuracy"] for key, one in shared.items()}
+    alone = measure_all(tmp_path / "a", federations, Workers(count=1), say=lambda _: None)
+    shared = measure_all(tmp_path / "b", federations, Workers(count=2), say=lambda _: None)
+    assert {key: one.accuracy for key, one in alone.items()} == {key: one.accuracy for key, one in shared.items()}
 
 
 # The ladder
@@ -300,31 +301,31 @@ def test_what_was_not_measured_is_neither_on_the_front_nor_at_the_level_of_noise
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("defend")
-    defend_job(write(directory / "small.toml"), out=directory / "out", workers=1)
+    defend_job(write(directory / "small.toml"), out=directory / "out", workers=Workers(count=1))
     return directory
 
 
 def test_a_run_from_start_to_end(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = json.loads((finished / "out" / "defend.json").read_text())
-    assert [one["defense"] for one in result["points"]] == ["none", "short", "private", "summed"]
-    assert result["reference"]["defense"] == REFERENCE
+    assert [one.defense for one in result.points] == ["none", "short", "private", "summed"]
+    assert result.reference["defense"] == REFERENCE
     records = [json.loads(path.read_text()) for path in (finished / "out").glob("trials/*/record.json")]
-    assert result["date"] == max(record["date"] for record in records)
-    assert result["versions"] == versions()
-    for one in (*result["points"], result["reference"]):
-        own = [record for record in records if record["defense"] == one["defense"]]
-        assert one["psnr"] == max(record["psnr"] for record in own)
-        assert one["worst_psnr"] == max(image["psnr"] for record in own for image in record["images"])
-        assert len(one["accuracies"]) == 2
-        assert one["accuracy"] == pytest.approx(sum(one["accuracies"]) / 2)
-    private = result["points"][2]
+    assert result.date == max(record["date"] for record in records)
+    assert result.versions == versions()
+    for one in (*result.points, result.reference):
+        own = [record for record in records if record["defense"] == one.defense]
+        assert one.psnr == max(record["psnr"] for record in own)
+        assert one.worst_psnr == max(image["psnr"] for record in own for image in record["images"])
+        assert len(one.accuracies) == 2
+        assert one.accuracy == pytest.approx(sum(one.accuracies) / 2)
+    private = result.points[2]
     defense = DpSgd(noise_multiplier=2.0)
     training = Scenario(data="digits", epochs=1, batches=1).training
     assert private["epsilon"] == pytest.approx(defense.epsilon(training, rounds=1))
     assert private["epsilon_in_all"] == pytest.approx(defense.epsilon(training, rounds=2))
-    assert (private["delta"], result["points"][0]["delta"]) == (1e-5, None)
-    assert result["points"][3]["accuracies"] == result["points"][0]["accuracies"], "aggregation costs no accuracy"
-    done = defend_job(finished / "small.toml", out=finished / "out", workers=1)
+    assert (private["delta"], result.points[0]["delta"]) == (1e-5, None)
+    assert result.points[3]["accuracies"] == result.points[0]["accuracies"], "aggregation costs no accuracy"
+    done = defend_job(finished / "small.toml", out=finished / "out", workers=Workers(count=1))
     print_tradeoff(done.tradeoff)
     shown = capsys.readouterr().out
     for word in ("private", "epsilon", "accuracy", REFERENCE.split()[0]):
@@ -335,7 +336,7 @@ def test_a_run_from_start_to_end(finished: Path, capsys: pytest.CaptureFixture[s
 def test_a_second_run_does_nothing_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {path: path.stat().st_mtime_ns for path in (finished / "out").glob("*/*/*.json")}
     monkeypatch.setattr(utility, "measure", lambda _: pytest.fail("measured again"))
-    defend_job(finished / "small.toml", out=finished / "out", workers=1)
+    defend_job(finished / "small.toml", out=finished / "out", workers=Workers(count=1))
     assert files == {path: path.stat().st_mtime_ns for path in (finished / "out").glob("*/*/*.json")}
 
 
@@ -346,7 +347,7 @@ def test_options_take_the_place_of_the_files_own(tmp_path: Path) -> None:
         attacks=["idlg"],
         rounds=1,
         seeds=[3],
-        workers=1,
+        workers=Workers(count=1),
     )
     assert (done.tradeoff.rounds, done.tradeoff.seeds) == (1, (3,))
     assert all(one.psnr is None for one in done.tradeoff.points), "iDLG does not apply to several images"

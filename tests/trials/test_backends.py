@@ -1,4 +1,4 @@
-"""Engines: processes, Ray and submitit's local jobs give the same results; dying workers are noticed."""
+"""Backends: processes, Ray and submitit's local jobs give the same results; dying workers are noticed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from undelta.errors import ConfigError
 from undelta.trials.backends import Ended, Processes, Slurm, check_backend, open_backend
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases, process_started, scan
-from undelta.trials.pool import Pool, PoolError, Progress
+from undelta.trials.pool import Pool, PoolError
 from undelta.trials.record import as_json
+from undelta.trials.tasks import Progress, Tasks, serve
 from undelta.trials.trial import Trial
-from undelta.trials.worker import Job, work
+from undelta.trials.worker import Trials
 
 SCENARIO = Scenario(
     data="faces",
@@ -84,7 +85,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     with pytest.MonkeyPatch.context() as patch:  # made before any test hides the weights of LPIPS
         patch.delenv("UNDELTA_LPIPS", raising=False)
         patch.setenv("XDG_CACHE_HOME", os.devnull)
-        work(job(store))
+        serve(job(store))
     return store
 
 
@@ -95,10 +96,10 @@ def store(tmp_path: Path) -> RunDirectory:
     return made
 
 
-def job(store: RunDirectory, *trials: Trial) -> Job:
+def job(store: RunDirectory, *trials: Trial) -> Trials:
     keys = tuple(trial.key for trial in trials or TRIALS)
     home = str(store.directory.parent)
-    return Job(directory=str(store.directory), keys=keys, worker="test", checkpoint_seconds=0.0, home=home)
+    return Trials(directory=str(store.directory), keys=keys, worker="test", checkpoint_seconds=0.0, home=home)
 
 
 def results(store: RunDirectory) -> dict[str, Any]:
@@ -123,10 +124,10 @@ def deadly(tmp_path: Path, function: str) -> Trial:
 
 
 @pytest.mark.parametrize("name", ["processes", "ray", "slurm"])
-def test_every_engine_gives_the_same_bits_with_two_workers(here: RunDirectory, store: RunDirectory, name: str) -> None:
-    engine = open_backend(name, workers=2, threads=1, directory=store.directory, slurm={"cluster": "local"})
+def test_every_backend_gives_the_same_bits_with_two_workers(here: RunDirectory, store: RunDirectory, name: str) -> None:
+    backend = open_backend(name, workers=2, threads=1, directory=store.directory, slurm={"cluster": "local"})
     seen: list[Progress] = []
-    Pool(store, engine, job(store), workers=2).run(seen.append)
+    Pool(job(store), backend, workers=2).run(seen.append)
     assert results(store) == results(here)
     assert not list(store.directory.glob("trials/*/lease*.json"))
     last = seen[-1]
@@ -142,7 +143,7 @@ def test_every_engine_gives_the_same_bits_with_two_workers(here: RunDirectory, s
 def test_a_trial_whose_worker_dies_once_is_done_by_another(store: RunDirectory, tmp_path: Path) -> None:
     trial = deadly(tmp_path, "once")
     store.prepare("", [trial], Leases(worker="test"))
-    Pool(store, Processes(), job(store, trial), workers=1).run()
+    Pool(job(store, trial), Processes(), workers=1).run()
     record = store.record(trial.key)
     assert record is not None
     assert (record.status, record.error) == ("completed", None)
@@ -154,7 +155,7 @@ def test_a_trial_that_kills_its_workers_is_reported_and_the_others_are_done(
 ) -> None:
     trial = deadly(tmp_path, "always")
     store.prepare("", [trial, TRIALS[0]], Leases(worker="test"))
-    Pool(store, Processes(), job(store, trial, TRIALS[0]), workers=1).run()
+    Pool(job(store, trial, TRIALS[0]), Processes(), workers=1).run()
     record = store.record(trial.key)
     assert record is not None
     assert record.status == "failed"
@@ -165,10 +166,10 @@ def test_a_trial_that_kills_its_workers_is_reported_and_the_others_are_done(
     assert not list(store.directory.glob("trials/*/lease*.json"))
 
 
-def test_workers_that_cannot_begin_end_the_sweep_with_their_reason(store: RunDirectory, capfd: Any) -> None:
+def test_workers_that_cannot_begin_end_the_pool_with_their_reason(store: RunDirectory, capfd: Any) -> None:
     (store.folder(KEYS[0]) / "trial.json").write_text("{}")
     with pytest.raises(PoolError, match="3 workers in a row died before they got anywhere: ended with exit code 1"):
-        Pool(store, Processes(), replace(job(store), keys=KEYS[:1]), workers=1).run()
+        Pool(replace(job(store), keys=KEYS[:1]), Processes(), workers=1).run()
     assert "trial.json: missing scenario, attack" in capfd.readouterr().err
 
 
@@ -176,15 +177,15 @@ def test_a_slurm_job_that_fails_or_dies_says_so(store: RunDirectory, tmp_path: P
     trial = deadly(tmp_path, "always")
     store.prepare("", [*TRIALS, trial], Leases(worker="test"))
     (store.folder(KEYS[0]) / "trial.json").write_text("{}")
-    engine = Slurm(tmp_path / "slurm", threads=1, settings={"cluster": "local"})
-    engine.start(replace(job(store, TRIALS[0]), worker="failing"))
-    engine.start(replace(job(store, trial), worker="dying"))
+    backend = Slurm(tmp_path / "slurm", threads=1, settings={"cluster": "local"})
+    backend.start(replace(job(store, TRIALS[0]), worker="failing"))
+    backend.start(replace(job(store, trial), worker="dying"))
     ended: dict[str, str] = {}
     deadline = time.monotonic() + 90
     while len(ended) < 2 and time.monotonic() < deadline:
-        ended |= {end.worker: end.problem or "" for end in engine.ended()}
+        ended |= {end.worker: end.problem or "" for end in backend.ended()}
         time.sleep(0.1)
-    engine.stop()
+    backend.stop()
     assert ended["failing"].endswith("trial.json: missing scenario, attack")
     assert ended["dying"].endswith("it left no result")
 
@@ -197,9 +198,9 @@ class Ends:
         self.started: list[str] = []
         self.over: list[str] = []
 
-    def start(self, job: Job) -> None:
-        self.started.append(job.worker)
-        self.over.append(job.worker)
+    def start(self, tasks: Tasks) -> None:
+        self.started.append(tasks.worker)
+        self.over.append(tasks.worker)
 
     def ended(self) -> list[Ended]:
         done = [Ended(worker=worker, **(self.ends.pop(0) if self.ends else {})) for worker in self.over]
@@ -211,15 +212,15 @@ class Ends:
 
 
 def test_preempted_workers_are_replaced_without_end(store: RunDirectory) -> None:
-    engine = Ends(*[{"problem": "PREEMPTED", "blameless": True}] * 5)
-    sweep = Pool(store, engine, replace(job(store), keys=KEYS[:1]), workers=1)
+    backend = Ends(*[{"problem": "PREEMPTED", "blameless": True}] * 5)
+    pool = Pool(replace(job(store), keys=KEYS[:1]), backend, workers=1)
 
     def finish_in_time(progress: Progress) -> None:
-        if len(engine.started) == 5:
+        if len(backend.started) == 5:
             (store.folder(KEYS[0]) / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
 
-    sweep.run(finish_in_time)
-    assert len(engine.started) == 5
+    pool.run(finish_in_time)
+    assert len(backend.started) == 5
 
 
 def test_what_was_killed_right_after_its_record_is_cleaned_up(store: RunDirectory) -> None:
@@ -229,14 +230,14 @@ def test_what_was_killed_right_after_its_record_is_cleaned_up(store: RunDirector
     lease.path.write_text(lease.path.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {2**22 + 1}'))
     (folder / "checkpoint.pt").touch()
     (folder / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
-    Pool(store, Ends(), replace(job(store), keys=KEYS[:1]), workers=1).run()
+    Pool(replace(job(store), keys=KEYS[:1]), Ends(), workers=1).run()
     assert sorted(path.name for path in folder.iterdir()) == ["record.json", "trial.json"]
 
 
 def test_a_trial_that_another_machine_works_on_is_waited_for(store: RunDirectory) -> None:
     lease = Leases(worker="elsewhere").acquire(store.folder(KEYS[0]))
     assert lease is not None
-    engine = Ends()
+    backend = Ends()
     looks = []
 
     def finish_elsewhere(progress: Progress) -> None:
@@ -245,8 +246,8 @@ def test_a_trial_that_another_machine_works_on_is_waited_for(store: RunDirectory
             (store.folder(KEYS[0]) / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
             lease.release()
 
-    Pool(store, engine, replace(job(store), keys=KEYS[:1]), workers=2).run(finish_elsewhere)
-    assert engine.started == []
+    Pool(replace(job(store), keys=KEYS[:1]), backend, workers=2).run(finish_elsewhere)
+    assert backend.started == []
     assert [len(progress.running) for progress in looks] == [1, 1, 1, 0]
 
 
@@ -271,15 +272,13 @@ def endless(store: RunDirectory) -> Iterator[subprocess.Popen[bytes]]:
     store.prepare("", trials, Leases(worker="test"))
     code = (
         "import sys\n"
-        "from pathlib import Path\n"
         "from undelta.trials.backends import Processes\n"
-        "from undelta.trials.directory import RunDirectory\n"
         "from undelta.trials.pool import Pool\n"
-        "from undelta.trials.worker import Job\n"
+        "from undelta.trials.worker import Trials\n"
         "if __name__ == '__main__':\n"
         "    keys = tuple(sys.argv[2:])\n"
-        "    job = Job(directory=sys.argv[1], keys=keys, worker='w')\n"
-        "    Pool(RunDirectory(Path(sys.argv[1])), Processes(), job, workers=2).run()\n"
+        "    trials = Trials(directory=sys.argv[1], keys=keys, worker='w')\n"
+        "    Pool(trials, Processes(), workers=2).run()\n"
     )
     words = [str(store.directory), *(trial.key for trial in trials)]
     process = subprocess.Popen([sys.executable, "-c", code, *words], start_new_session=True)
@@ -302,7 +301,7 @@ def test_workers_end_with_the_process_that_started_them(store: RunDirectory, end
 # What they refuse
 
 
-def test_an_unknown_engine_is_named_with_the_choices() -> None:
+def test_an_unknown_backend_is_named_with_the_choices() -> None:
     with pytest.raises(
         ConfigError, match="unknown backend 'rey'; did you mean 'ray'\\? choose from processes, ray, slurm"
     ):

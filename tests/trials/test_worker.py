@@ -21,8 +21,9 @@ from undelta.trials import directory as store_module
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Lease, LeaseLost, Leases
 from undelta.trials.record import Record, as_json
+from undelta.trials.tasks import serve
 from undelta.trials.trial import Trial
-from undelta.trials.worker import Job, attempt, work
+from undelta.trials.worker import Trials, attempt
 
 SCENARIO = Scenario(
     data="faces",
@@ -73,9 +74,9 @@ def lease(store: RunDirectory, leases: Leases) -> Iterator[Lease]:
     lease.release()
 
 
-def job(store: RunDirectory, *trials: Trial, **changes: Any) -> Job:
+def job(store: RunDirectory, *trials: Trial, **changes: Any) -> Trials:
     keys = tuple(trial.key for trial in trials)
-    return Job(directory=str(store.directory), keys=keys, worker="test", **changes)
+    return Trials(directory=str(store.directory), keys=keys, worker="test", **changes)
 
 
 def names(folder: Path) -> list[str]:
@@ -104,7 +105,7 @@ def kill_at(iteration: int) -> Any:
 
 
 def test_a_worker_leaves_a_record_and_pictures_of_every_trial_and_nothing_else(store: RunDirectory) -> None:
-    work(job(store, ONE, TWO))
+    serve(job(store, ONE, TWO))
     for trial in (ONE, TWO):
         assert names(store.folder(trial.key)) == ["pictures.safetensors", "record.json", "trial.json"]
         record = record_of(store, trial)
@@ -114,16 +115,16 @@ def test_a_worker_leaves_a_record_and_pictures_of_every_trial_and_nothing_else(s
 
 
 def test_what_is_finished_is_not_done_again(store: RunDirectory) -> None:
-    work(job(store, ONE))
+    serve(job(store, ONE))
     before = (store.folder(ONE.key) / "record.json").stat()
-    work(job(store, ONE, TWO))
+    serve(job(store, ONE, TWO))
     after = (store.folder(ONE.key) / "record.json").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert record_of(store, TWO).status == "completed"
 
 
 def test_what_somebody_else_works_on_is_left_alone(store: RunDirectory, lease: Lease) -> None:
-    work(job(store, ONE, TWO))
+    serve(job(store, ONE, TWO))
     assert store.unfinished([ONE.key, TWO.key]) == [ONE.key]
     lease.check()
 
@@ -138,7 +139,7 @@ def test_what_somebody_finishes_just_before_the_claim_is_not_done_again(
         return acquire(leases, folder)
 
     monkeypatch.setattr(Leases, "acquire", overtaken)
-    work(job(store, ONE))
+    serve(job(store, ONE))
     assert store.record(ONE.key) == DONE
     assert names(store.folder(ONE.key)) == ["record.json", "trial.json"]
 
@@ -162,7 +163,7 @@ def test_a_record_that_is_written_just_when_it_is_looked_for_is_found_the_next_t
 def test_a_worker_sets_its_number_of_threads_and_goes_home(store: RunDirectory, tmp_path: Path) -> None:
     here = Path.cwd()
     try:
-        work(job(store, ONE, threads=2, home=str(tmp_path)))
+        serve(job(store, ONE, threads=2, home=str(tmp_path)))
         assert Path.cwd() == tmp_path
     finally:
         os.chdir(here)
@@ -191,7 +192,7 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_images(store: Ru
 
     whole = RunDirectory(store.directory / "whole")
     whole.prepare("", [ONE], leases)
-    work(job(whole, ONE))
+    serve(job(whole, ONE))
     assert (store.folder(ONE.key) / "pictures.safetensors").read_bytes() == (
         whole.folder(ONE.key) / "pictures.safetensors"
     ).read_bytes()
@@ -217,7 +218,7 @@ def test_an_interrupted_trial_stays_unfinished_and_ends_the_worker(store: RunDir
 
     monkeypatch.setattr("undelta.attacker.descent.Descent.step", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        work(job(store, ONE, TWO))
+        serve(job(store, ONE, TWO))
     assert store.unfinished([ONE.key, TWO.key]) == [ONE.key, TWO.key]
     assert "lease.json" not in names(store.folder(ONE.key))
 
@@ -265,7 +266,7 @@ def test_a_trial_that_fails_is_recorded_and_the_next_one_runs(
     monkeypatch.syspath_prepend(tmp_path)
     broken = replace(ONE, scenario=replace(SCENARIO, model="broken_model:build", model_arguments={}))
     store.prepare("", [broken, TWO], leases)
-    work(job(store, broken, TWO))
+    serve(job(store, broken, TWO))
     record = record_of(store, broken)
     assert (record.status, record.error) == ("failed", "RuntimeError: shapes do not fit")
     assert record.psnr is None
@@ -278,7 +279,7 @@ def test_an_attack_that_lacks_knowledge_is_not_applicable_rather_than_failed(
 ) -> None:
     blind = replace(ONE, attack="sme", scenario=replace(SCENARIO, grant_labels=False))
     store.prepare("", [blind], leases)
-    work(job(store, blind))
+    serve(job(store, blind))
     record = record_of(store, blind)
     assert record.status == "not applicable"
     assert "grant_labels" in (record.error or "")
@@ -286,7 +287,7 @@ def test_an_attack_that_lacks_knowledge_is_not_applicable_rather_than_failed(
 
 
 def test_failed_trials_are_forgotten_only_when_asked_and_others_never(store: RunDirectory, leases: Leases) -> None:
-    work(job(store, TWO))
+    serve(job(store, TWO))
     path = store.folder(ONE.key) / "record.json"
     path.write_bytes(as_json(ONE.unmeasured("failed", "it broke")))
     fresh = RunDirectory(store.directory)
@@ -329,7 +330,7 @@ def test_the_directory_holds_the_configuration_and_the_trials(store: RunDirector
 
 
 def test_trials_no_longer_asked_for_are_set_aside_and_come_back(store: RunDirectory, leases: Leases) -> None:
-    work(job(store, ONE, TWO))
+    serve(job(store, ONE, TWO))
     store.prepare("", [TWO], leases)
     assert names(store.directory / "trials") == [TWO.key]
     assert names(store.directory / "retired") == [ONE.key]
@@ -357,7 +358,7 @@ def test_a_record_that_cannot_be_read_is_refused_before_anything_is_changed(
 
 
 def test_a_new_name_reaches_finished_records_without_running_again(store: RunDirectory, leases: Leases) -> None:
-    work(job(store, ONE))
+    serve(job(store, ONE))
     before = record_of(store, ONE)
     store.prepare("", [replace(ONE, name="new", defense="shield"), TWO], leases)
     assert record_of(store, ONE) == replace(before, name="new", defense="shield")
@@ -381,5 +382,5 @@ def test_what_a_killed_worker_left_half_written_is_removed(store: RunDirectory) 
     folder = store.folder(ONE.key)
     for name in (".record.json.abc", ".pictures.safetensors.abc", ".checkpoint.pt.abc", "checkpoint.pt"):
         (folder / name).write_bytes(b"half")
-    work(job(store, ONE))
+    serve(job(store, ONE))
     assert names(folder) == ["pictures.safetensors", "record.json", "trial.json"]

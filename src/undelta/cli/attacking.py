@@ -8,13 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from undelta.cli.app import Memory, Seed, Settings, app, exit_if_interrupted
+from undelta.cli.app import (
+    CheckpointSeconds,
+    CustomModel,
+    Device,
+    Memory,
+    Seed,
+    Seeds,
+    Settings,
+    app,
+    exit_if_interrupted,
+    parse_seeds,
+)
 from undelta.cli.progress import print_containment, print_floors, print_table, watching
 from undelta.cli.tuning import tune as tune_and_attack
-
-CustomModel = Annotated[
-    str | None, typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it.")
-]
 
 Initial = Annotated[
     str | None, typer.Option(metavar="FILE", help="Weights to start from, instead of those the scenario names.")
@@ -70,10 +77,8 @@ def attack(
     ] = None,
     model: CustomModel = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in --out.")] = False,
-    checkpoint_seconds: Annotated[
-        float, typer.Option(min=0, help="Time between checkpoints; the same command resumes after a crash.")
-    ] = 30.0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    checkpoint_seconds: CheckpointSeconds = 30.0,
+    device: Device = "auto",
     memory: Memory = 1.0,
 ) -> None:
     """Reconstruct images from a recorded update. Never reads the truth.
@@ -220,14 +225,13 @@ def contains(
 @app.command()
 def floor(
     scenario: Annotated[Path, typer.Argument(help="A TOML file; its keys are the fields of Scenario.")],
-    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="A simulated client for each.")] = "0",
+    seeds: Seeds = "0",
     initial: Initial = None,
 ) -> None:
     """How well each replay explains the update when it is given the private images themselves.
 
     An attack cannot tell right from wrong below its replay's floor: choose one whose floor is low.
     """
-    from undelta.schema import numbers
     from undelta.studies.single import floor_job
 
-    print_floors(floor_job(scenario, seeds=numbers("--seeds", seeds, int), initial=initial))
+    print_floors(floor_job(scenario, seeds=parse_seeds(seeds) or (0,), initial=initial))

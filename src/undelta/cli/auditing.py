@@ -7,18 +7,28 @@ from typing import Annotated
 
 import typer
 
-from undelta.cli.app import OFFENDED, app, exit_if_failed, resumable
+from undelta.cli.app import (
+    OFFENDED,
+    Backend,
+    CheckpointSeconds,
+    RetryFailed,
+    Seeds,
+    Threads,
+    WorkersOption,
+    app,
+    exit_if_failed,
+    parse_seeds,
+    resumable,
+)
 
 
 @app.command()
 def audit(
     configuration: Annotated[Path, typer.Argument(help="A TOML file of scenarios, attacks, defenses and seeds.")],
     out: Annotated[Path, typer.Option(help="Where results go; the same command resumes there.")],
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Trials at a time; as many as there are cores if not given.")
-    ] = None,
-    backend: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
-    threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
+    workers: WorkersOption = None,
+    backend: Backend = "processes",
+    threads: Threads = 1,
     fail_above: Annotated[
         list[str] | None,
         typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if ssim, psnr or fraction_recovered is above."),
@@ -26,8 +36,8 @@ def audit(
     fail_below: Annotated[
         list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if lpips or mse is below.")
     ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
-    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Time between a trial's checkpoints.")] = 30.0,
+    retry_failed: RetryFailed = False,
+    checkpoint_seconds: CheckpointSeconds = 30.0,
 ) -> None:
     """Run scenarios x attacks x defenses x seeds, and say what leaks.
 
@@ -38,14 +48,13 @@ def audit(
         from undelta.studies.overview import print_verdicts
         from undelta.trials.config import parse_settings
         from undelta.trials.plan import load_plan
+        from undelta.trials.pool import Workers
         from undelta.trials.verdict import parse_gates
 
         done = run_plan(
             load_plan(configuration),
             out=out,
-            backend=backend,
-            workers=workers,
-            threads=threads,
+            workers=Workers(backend=backend, count=workers, threads=threads),
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,
             gates=parse_gates(parse_settings(fail_above or []), parse_settings(fail_below or [])),
@@ -66,18 +75,15 @@ def defend(
         Path, typer.Argument(help="A scenario as TOML, or a [scenario] with [[attacks]], [[defenses]].")
     ],
     out: Annotated[Path, typer.Option(help="Where results go; the same command resumes there.")],
-    attacks: Annotated[
-        list[str] | None, typer.Option(help="Names of attacks; repeatable. strongest if not given.")
-    ] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="An attack; repeatable. By default, strongest.")] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds of the federation whose accuracy is measured; 20 if not given.")
+        int | None, typer.Option(min=1, help="Rounds of the federation whose accuracy is measured; by default, 20.")
     ] = None,
-    seeds: Annotated[list[int] | None, typer.Option(help="Repeatable; 0 if not given.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Trials at a time; as many as there are cores if not given.")
-    ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+    seeds: Seeds = None,
+    workers: WorkersOption = None,
+    backend: Backend = "processes",
+    threads: Threads = 1,
+    retry_failed: RetryFailed = False,
 ) -> None:
     """Weigh defenses: what each leaks, and what it costs in accuracy.
 
@@ -85,16 +91,16 @@ def defend(
     """
     with resumable():
         from undelta.studies.defend import defend_job
+        from undelta.trials.pool import Workers
         from undelta.trials.tradeoff import print_tradeoff
 
         done = defend_job(
             scenario,
             out=out,
-            attacks=attacks or (),
+            attacks=attack or (),
             rounds=rounds,
-            seeds=seeds or (),
-            workers=workers,
-            threads=threads,
+            seeds=parse_seeds(seeds) or (),
+            workers=Workers(backend=backend, count=workers, threads=threads),
             retry_failed=retry_failed,
             say=lambda line: typer.echo(line, err=True),
         )
@@ -111,14 +117,12 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Where results go; the same command resumes there.")] = None,
     scale: Annotated[str | None, typer.Option(help="smoke, cpu or paper; if not given, what --out has.")] = None,
     data: Annotated[str | None, typer.Option(help="A source of images; the paper scale needs ImageNet's.")] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="0,1,2", help="A trial of every cell for each.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Trials at a time; if not given, cores, and 1 for tuning.")
-    ] = None,
-    backend: Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")] = "processes",
-    threads: Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")] = 1,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
-    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Time between a trial's checkpoints.")] = 30.0,
+    seeds: Seeds = None,
+    workers: WorkersOption = None,
+    backend: Backend = "processes",
+    threads: Threads = 1,
+    retry_failed: RetryFailed = False,
+    checkpoint_seconds: CheckpointSeconds = 30.0,
     render_only: Annotated[bool, typer.Option("--render-only", help="Tables and figures of what is there.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="Name them, with what they show and cost.")] = False,
 ) -> None:
@@ -128,8 +132,8 @@ def reproduce(
     """
     with resumable():
         from undelta.errors import ConfigError
-        from undelta.schema import numbers
         from undelta.studies.reproduce.job import listing, reproduce_job
+        from undelta.trials.pool import Workers
 
         if list_all:
             typer.echo("\n".join(listing()))
@@ -143,10 +147,8 @@ def reproduce(
             out=out,
             scale=scale,
             data=data,
-            seeds=None if seeds is None else numbers("--seeds", seeds, int),
-            backend=backend,
-            workers=workers,
-            threads=threads,
+            seeds=parse_seeds(seeds),
+            workers=Workers(backend=backend, count=workers, threads=threads),
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,
             render_only=render_only,

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from undelta.cli.app import Memory, Seed, Settings, app, exit_if_interrupted, resumable
+from undelta.cli.app import (
+    Backend,
+    CheckpointSeconds,
+    CustomModel,
+    Device,
+    Memory,
+    Seed,
+    Settings,
+    WorkersOption,
+    app,
+    exit_if_interrupted,
+    resumable,
+)
 from undelta.cli.progress import print_table, watching
 
 
@@ -22,7 +34,7 @@ def tune(
         int | None,
         typer.Option(min=0, help="Iterations of a last run with the best; the attack's own; 0: no such run."),
     ] = None,
-    box: Annotated[
+    space: Annotated[
         str, typer.Option(help="What is searched: paper, weights (ramps may fall) or wide (priors, too).")
     ] = "paper",
     objective: Annotated[
@@ -36,18 +48,16 @@ def tune(
     attack: Annotated[str, typer.Option(help="An attack that has layer weights.")] = "awa",
     settings: Settings = None,
     seed: Seed = 0,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it."),
-    ] = None,
+    model: CustomModel = None,
     storage: Annotated[
         str | None, typer.Option(metavar="URL", help="A database such as postgresql://...; else a file in --out.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
+    workers: WorkersOption = 1,
+    backend: Backend = "processes",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads per trial.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    device: Device = "auto",
     memory: Memory = 1.0,
-    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Time between a trial's checkpoints.")] = 30.0,
+    checkpoint_seconds: CheckpointSeconds = 30.0,
 ) -> None:
     """Tune an attack's layer weights by Bayesian optimization. Never looks at the private images."""
     with resumable():
@@ -55,6 +65,7 @@ def tune(
         from undelta.studies.tuning.overview import print_tuned
         from undelta.studies.tuning.plan import check_objective
         from undelta.trials.config import parse_settings
+        from undelta.trials.pool import Workers
 
         tuned = tune_job(
             source,
@@ -62,7 +73,7 @@ def tune(
             trials=trials,
             random=random,
             steps=steps,
-            box=box,
+            space=space,
             objective=check_objective(objective),
             public=public,
             shadow_draws=shadow_draws,
@@ -72,8 +83,7 @@ def tune(
             seed=seed,
             model=model,
             storage=storage,
-            workers=workers,
-            threads=threads,
+            workers=Workers(backend=backend, count=workers, threads=threads or (None if workers == 1 else 1)),
             device=device,
             memory=int(memory * 2**30),
             checkpoint_seconds=checkpoint_seconds,

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from undelta.errors import ConfigError
@@ -17,14 +12,13 @@ from undelta.evaluation.lpips import load_lpips
 from undelta.evaluation.metrics import WINDOW
 from undelta.files import write_bytes
 from undelta.studies.overview import overview
-from undelta.trials.backends import check_backend, open_backend
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases
 from undelta.trials.plan import Plan
-from undelta.trials.pool import Pool
+from undelta.trials.pool import Workers
 from undelta.trials.record import FAILED, Record
 from undelta.trials.verdict import Gate, Verdict, judge, offenses
-from undelta.trials.worker import Job
+from undelta.trials.worker import Trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +35,7 @@ def run_plan(
     plan: Plan,
     *,
     out: Path,
-    backend: str = "processes",
-    workers: int | None = None,
-    threads: int = 1,
+    workers: Workers | None = None,
     checkpoint_seconds: float = 30.0,
     retry_failed: bool = False,
     gates: Sequence[Gate] = (),
@@ -53,36 +45,21 @@ def run_plan(
 
     The same call after a crash or Ctrl-C goes on from the last checkpoints and ends with the same results.
     """
-    check_backend(backend)
     check_metrics(plan, gates)
-    keys = plan.keys
-    cores = available_cores()
-    if threads < 1 or (workers is not None and workers < 1):
-        raise ConfigError(f"expected --workers >= 1 and --threads >= 1, got {workers} and {threads}")
-    workers = min(workers or max(1, cores // threads), len(keys))
-    for line in plan.repeats():
-        say(f"Note: {line}.")
-    if backend == "processes" and workers * threads > cores:
-        say(f"Note: {workers} x {threads} threads share {cores} cores; they will wait for each other.")
-    store = RunDirectory(out)
-    leases = Leases(worker="start")
+    workers = replace(workers or Workers(), slurm=plan.slurm)
+    for line in (*plan.repeats(), workers.crowding(len(plan.keys))):
+        if line:
+            say(f"Note: {line}.")
+    store, leases = RunDirectory(out), Leases(worker="start")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose a directory for --out")
     store.prepare(plan.text, plan.trials, leases, title=plan.name)
     if retry_failed:
-        store.forget_failed(keys, leases)
-    if store.unfinished(keys):
-        job = Job(
-            directory=str(out.resolve()),
-            keys=keys,
-            worker=socket.gethostname(),
-            threads=threads,
-            checkpoint_seconds=checkpoint_seconds,
-            home=str(Path.cwd()),
-        )
-        opened = open_backend(backend, workers=workers, threads=threads, directory=out.resolve(), slurm=plan.slurm)
-        with overview({trial.key: trial for trial in plan.trials}) as show, ended_by_sigterm():
-            Pool(store, opened, job, workers=workers).run(show)
+        store.forget_failed(plan.keys, leases)
+    if store.unfinished(plan.keys):
+        trials = Trials(directory=str(out.resolve()), keys=plan.keys, checkpoint_seconds=checkpoint_seconds)
+        with overview({trial.key: trial for trial in plan.trials}) as show:
+            workers.work_off(trials, out, show=show)
     return judge_job(plan, store, gates)
 
 
@@ -116,21 +93,3 @@ def judge_job(plan: Plan, store: RunDirectory, gates: Sequence[Gate] = ()) -> Au
         offenses=tuple(offenses(verdicts, gates)),
         failed=tuple(record for record in records.values() if record.status == FAILED),
     )
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Let a polite request to end do what Ctrl-C does, within the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -12,13 +12,14 @@ from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
 from undelta.files import write_bytes
 from undelta.schema import parse
-from undelta.studies.audit import Audited, available_cores, run_plan
+from undelta.studies.audit import Audited, run_plan
 from undelta.studies.ladder import REFERENCE, Rung, ladder, reference
 from undelta.studies.utility import Federation, measure_all
 from undelta.trials.config import read_toml, to_toml, toml_lines
 from undelta.trials.directory import RunDirectory
 from undelta.trials.plan import Plan, make_plan
-from undelta.trials.tradeoff import DEFEND, Point, Tradeoff, compare, make_point
+from undelta.trials.pool import Workers
+from undelta.trials.tradeoff import DEFEND, Point, Tradeoff, Utility, compare, make_point
 from undelta.trials.verdict import Thresholds
 
 Table = Mapping[str, Any]
@@ -38,6 +39,8 @@ class DefendFile:
     defenses: tuple[Table, ...] = ()
     """Named sets of scenario fields, in place of the default ladder."""
     verdict: Thresholds = field(default_factory=Thresholds)
+    slurm: Table = field(default_factory=dict)
+    """What submitit is told of the cluster, for ``--backend slurm``."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -59,8 +62,7 @@ def defend_job(
     attacks: Sequence[str] = (),
     rounds: int | None = None,
     seeds: Sequence[int] = (),
-    workers: int | None = None,
-    threads: int = 1,
+    workers: Workers | None = None,
     retry_failed: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Defended:
@@ -75,19 +77,14 @@ def defend_job(
     plan, notes = plan_of(file, where=str(path))
     for note in notes:
         say(f"Note: {note}.")
-    audited = run_plan(plan, out=out, workers=workers, threads=threads, retry_failed=retry_failed, say=say)
+    audited = run_plan(plan, out=out, workers=workers, retry_failed=retry_failed, say=say)
     scenarios = {trial.defense: trial.scenario for trial in plan.trials}
     federations = {
         defense: [Federation.of(scenario, rounds=file.rounds, seed=seed) for seed in file.seeds]
         for defense, scenario in scenarios.items()
     }
-    utilities = measure_all(
-        out,
-        [federation for group in federations.values() for federation in group],
-        workers=workers or max(1, available_cores() // threads),
-        threads=threads,
-        say=say,
-    )
+    every = [federation for group in federations.values() for federation in group]
+    utilities = measure_all(out, every, replace(workers or Workers(), slurm=file.slurm), say=say)
     measured = {defense: [utilities[one.key] for one in group] for defense, group in federations.items()}
     tradeoff = _tradeoff(file, plan, audited, RunDirectory(out), measured, notes)
     write_bytes(out / DEFEND, json.dumps(tradeoff.as_json(), indent=1, allow_nan=False).encode())
@@ -117,6 +114,8 @@ def plan_of(file: DefendFile, *, where: str) -> tuple[Plan, list[str]]:
         for table in tables:
             lines += ["", f"[[{title}]]", *toml_lines(table)]
     lines += ["", "[verdict]", *toml_lines(asdict(file.verdict))]
+    if file.slurm:
+        lines += ["", "[slurm]", *toml_lines(file.slurm)]
     text = "\n".join(lines) + "\n"
     values = {
         "name": file.name,
@@ -125,6 +124,7 @@ def plan_of(file: DefendFile, *, where: str) -> tuple[Plan, list[str]]:
         "attacks": list(file.attacks),
         "defenses": rungs,
         "verdict": asdict(file.verdict),
+        "slurm": file.slurm,
     }
     return make_plan(text, values, where=where), notes
 
@@ -134,7 +134,7 @@ def _tradeoff(
     plan: Plan,
     audited: Audited,
     store: RunDirectory,
-    utilities: Mapping[str, Sequence[Mapping[str, Any]]],
+    utilities: Mapping[str, Sequence[Utility]],
     notes: Sequence[str],
 ) -> Tradeoff:
     found = {key: store.record(key) for key in plan.keys}
@@ -146,12 +146,12 @@ def _tradeoff(
     nothing = points.pop(REFERENCE)
     tested = [utility for group in utilities.values() for utility in group]
     last = max(records.values(), key=lambda record: record.date or "")
-    reasons = dict.fromkeys(f"no accuracy: {utility['error']}" for utility in tested if utility["error"])
+    reasons = dict.fromkeys(f"no accuracy: {utility.error}" for utility in tested if utility.error)
     return Tradeoff(
         name=file.name,
         rounds=file.rounds,
         seeds=file.seeds,
-        test_images=max((utility["test_images"] for utility in tested), default=0),
+        test_images=max((utility.test_images for utility in tested), default=0),
         reference=nothing,
         points=compare(list(points.values()), nothing),
         date=last.date or "",

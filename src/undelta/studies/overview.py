@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from undelta.trials.pool import Progress
 from undelta.trials.record import UNDEFENDED
+from undelta.trials.tasks import Progress
 from undelta.trials.trial import Trial
 from undelta.trials.verdict import Verdict
 

@@ -3,22 +3,17 @@
 Measured once per federation, rounds and seed, and kept in the audit's directory:
 
     DIR/utility/<key>/utility.json          the result; measured if and only if this file is there
-    DIR/utility/<key>/lease.json            while somebody works on it (see leases.py)
+    DIR/utility/<key>/lease.json            while somebody works on it
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import hashlib
 import json
-import multiprocessing
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -28,15 +23,18 @@ from undelta.client.federation import federate
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError, UndeltaError
-from undelta.files import load_json, make_folder, write_bytes
+from undelta.files import load_json, make_folder, to_json, write_bytes
 from undelta.observation import ImageSpec
 from undelta.schema import parse
-from undelta.trials.leases import Leases
+from undelta.trials.leases import Lease
+from undelta.trials.pool import Workers
 from undelta.trials.record import describe_scenario, versions
+from undelta.trials.tasks import FolderTasks
+from undelta.trials.tradeoff import Utility
 
 MOST_TEST_IMAGES = 1000
 CHUNK = 250  # test images at a time
-POLL_SECONDS = 1.0
+UTILITY = "utility.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,34 +58,37 @@ class Federation:
         content = {"scenario": describe_scenario(self.scenario), "rounds": self.rounds, "seed": self.seed}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
+    def unmeasured(self, error: str | None) -> Utility:
+        """The result without an accuracy."""
+        epsilon, delta = self.scenario.privacy(self.rounds) or (None, None)
+        return Utility(
+            accuracy=None,
+            error=error,
+            epsilon=epsilon,
+            delta=delta,
+            rounds=self.rounds,
+            seed=self.seed,
+            scenario=describe_scenario(self.scenario),
+            versions=versions(),
+        )
 
-def measure(federation: Federation) -> dict[str, Any]:
-    """Train and test; the accuracy is null, with the reason, where that cannot be done."""
+
+def measure(federation: Federation) -> Utility:
+    """Train and test."""
     began = time.perf_counter()
     scenario, seed = federation.scenario, federation.seed
-    result: dict[str, Any] = {"accuracy": None, "test_images": 0, "error": None}
     test = scenario.draw_held_out(seed, MOST_TEST_IMAGES)
     if not len(test):
-        result["error"] = f"the clients have all images of {scenario.data}, so none is left to test with"
-    else:
-        try:
-            image = scenario.image_spec()
-            training = replace(scenario, rounds=federation.rounds)
-            model = federate(training, scenario.draw_all(seed), image, seed=seed, dtype=torch.float32)
-            result |= {"accuracy": accuracy(model, test, image, scenario), "test_images": len(test)}
-        except UndeltaError as problem:
-            result["error"] = str(problem)
-    epsilon, delta = scenario.privacy(federation.rounds) or (None, None)
-    return {
-        **result,
-        "epsilon": epsilon,
-        "delta": delta,
-        "rounds": federation.rounds,
-        "seed": seed,
-        "scenario": describe_scenario(scenario),
-        "seconds": time.perf_counter() - began,
-        "versions": versions(),
-    }
+        return federation.unmeasured(f"the clients have all images of {scenario.data}, so none is left to test with")
+    try:
+        image = scenario.image_spec()
+        training = replace(scenario, rounds=federation.rounds)
+        model = federate(training, scenario.draw_all(seed), image, seed=seed, dtype=torch.float32)
+        measured = accuracy(model, test, image, scenario)
+    except UndeltaError as problem:
+        return federation.unmeasured(str(problem))
+    seconds = time.perf_counter() - began
+    return replace(federation.unmeasured(None), accuracy=measured, test_images=len(test), seconds=seconds)
 
 
 def accuracy(model: nn.Module, test: Private, image: ImageSpec, scenario: Scenario) -> float:
@@ -112,69 +113,55 @@ def accuracy(model: nn.Module, test: Private, image: ImageSpec, scenario: Scenar
     return correct / len(test)
 
 
+@dataclass(kw_only=True)
+class Measurements(FolderTasks):
+    """Federations to be measured, as tasks."""
+
+    directory: str
+    federations: Mapping[str, Federation]
+    """By key."""
+
+    def folder(self, key: str) -> Path:
+        """Where a measurement lies."""
+        return Path(self.directory) / "utility" / key
+
+    def status(self, key: str) -> str | None:
+        """How a measurement ended, or None."""
+        return "completed" if (self.folder(key) / UTILITY).exists() else None
+
+    def attempt(self, key: str, lease: Lease) -> None:
+        """Measure."""
+        self._write(key, measure(self.federations[key]), lease)
+
+    def fail(self, key: str, reason: str, lease: Lease) -> None:
+        """Note why there is no accuracy."""
+        self._write(key, self.federations[key].unmeasured(reason), lease)
+
+    def tidy(self, key: str) -> None:
+        """Nothing is left beside a result."""
+
+    def _write(self, key: str, result: Utility, lease: Lease) -> None:
+        lease.check()
+        write_bytes(self.folder(key) / UTILITY, to_json(asdict(result)))
+
+    def result(self, key: str) -> Utility:
+        """A measurement."""
+        path = self.folder(key) / UTILITY
+        try:
+            return parse(Utility, load_json(path), where=str(path), error=DataError)
+        except DataError as problem:
+            raise DataError(f"{problem}; delete it to measure again") from problem
+
+
 def measure_all(
-    directory: Path, federations: Sequence[Federation], *, workers: int, threads: int, say: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
+    directory: Path, federations: Sequence[Federation], workers: Workers, *, say: Callable[[str], None]
+) -> dict[str, Utility]:
     """The utility of every federation by key; what is there already is not measured again."""
     wanted = {federation.key: federation for federation in federations}
+    tasks = Measurements(directory=str(directory.resolve()), keys=tuple(wanted), federations=wanted)
     for key in wanted:
-        make_folder(directory / "utility" / key)
-    left = _left(directory, wanted)
-    if left:
+        make_folder(tasks.folder(key))
+    if left := tasks.unfinished():
         say(f"Measuring utility: {len(left)} of {len(wanted)} federations to train.")
-    while left:
-        tables = [asdict(wanted[key]) for key in left]
-        if workers == 1:
-            _work(str(directory), tables, threads, str(Path.cwd()))
-        else:
-            context = multiprocessing.get_context("spawn")
-            with concurrent.futures.ProcessPoolExecutor(min(workers, len(left)), mp_context=context) as pool:
-                jobs = [pool.submit(_work, str(directory), tables, threads, str(Path.cwd())) for _ in range(workers)]
-                for job in jobs:
-                    job.result()
-        left = _left(directory, wanted)
-        if left:  # another command in the same directory is at it; should it die, its lease is free
-            time.sleep(POLL_SECONDS)
-    return {key: _read(directory, key) for key in wanted}
-
-
-def _work(directory: str, tables: Sequence[dict[str, Any]], threads: int, home: str) -> None:
-    """Measure what nobody else is measuring."""
-    os.chdir(home)  # relative paths of data and models count from there
-    leases = Leases(worker="utility")
-    with _threads(threads):
-        for table in tables:
-            federation = parse(Federation, table, where="federation", error=DataError)
-            folder = Path(directory) / "utility" / federation.key
-            if (folder / "utility.json").exists():
-                continue
-            lease = leases.acquire(folder)
-            if lease is None:
-                continue
-            with lease:
-                if not (folder / "utility.json").exists():
-                    content = json.dumps(measure(federation), indent=1, allow_nan=False).encode()
-                    lease.check()
-                    write_bytes(folder / "utility.json", content)
-
-
-def _left(directory: Path, keys: Sequence[str] | dict[str, Federation]) -> list[str]:
-    return [key for key in keys if not (directory / "utility" / key / "utility.json").exists()]
-
-
-def _read(directory: Path, key: str) -> dict[str, Any]:
-    path = directory / "utility" / key / "utility.json"
-    result = load_json(path)
-    if not isinstance(result, dict) or "accuracy" not in result:
-        raise DataError(f"{path}: expected an accuracy; delete it to measure again")
-    return result
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        workers.work_off(tasks, directory, apart=False)
+    return {key: tasks.result(key) for key in wanted}

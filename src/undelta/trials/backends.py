@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
@@ -17,9 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, get_args
 
+import torch
+
 from undelta.errors import ConfigError, UndeltaError
 from undelta.schema import unknown
-from undelta.trials.worker import Job, work
+from undelta.trials.tasks import Tasks, serve
 
 BackendName = Literal["processes", "ray", "slurm"]
 
@@ -38,7 +40,7 @@ class Ended:
 class Backend(Protocol):
     """Anything that can run workers."""
 
-    def start(self, job: Job) -> None:
+    def start(self, tasks: Tasks) -> None:
         """Start one worker."""
 
     def ended(self) -> list[Ended]:
@@ -68,33 +70,48 @@ def open_backend(name: str, *, workers: int, threads: int, directory: Path, slur
     return Processes()
 
 
-class Named(Protocol):
-    """What a worker process is told, whatever it works on."""
+class Here:
+    """This very process: a worker that is started has ended when `start` returns."""
 
-    @property
-    def worker(self) -> str:
-        """Its name."""
+    def __init__(self) -> None:
+        self._ended: list[Ended] = []
+
+    def start(self, tasks: Tasks) -> None:
+        """Do the work."""
+        threads = torch.get_num_threads()
+        try:
+            serve(tasks)
+        finally:
+            torch.set_num_threads(threads)
+        self._ended.append(Ended(worker=tasks.worker))
+
+    def ended(self) -> list[Ended]:
+        """The workers that ended since the last time."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def stop(self) -> None:
+        """Nothing is left to end."""
 
 
 class Processes:
     """Processes of this machine, each a fresh interpreter."""
 
-    def __init__(self, work: Callable[[Any], None] = work) -> None:
-        self._work = work
+    def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._running: dict[str, SpawnProcess] = {}
 
-    def start(self, job: Named) -> None:
+    def start(self, tasks: Tasks) -> None:
         """Start one worker."""
         resource_tracker.ensure_running()  # starts once, and would undo the block below
-        process = self._context.Process(target=_process, args=(self._work, job), name=job.worker)
+        process = self._context.Process(target=_process, args=(tasks,), name=tasks.worker)
         # Ctrl-C reaches the whole group. Workers inherit the block, so that only we answer it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._running[job.worker] = process
+        self._running[tasks.worker] = process
 
     def ended(self) -> list[Ended]:
         """The workers that ended since the last time."""
@@ -130,7 +147,7 @@ def _exit_problem(code: int) -> str | None:
     return f"ended with exit code {code}"
 
 
-def _process(work: Callable[[Any], None], job: Named) -> None:
+def _process(tasks: Tasks) -> None:
     """What a worker process does; it ends with its parent, so that no one works unseen."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # noqa: S101
@@ -141,9 +158,9 @@ def _process(work: Callable[[Any], None], job: Named) -> None:
 
     threading.Thread(target=follow, daemon=True).start()
     try:
-        work(job)
+        serve(tasks)
     except UndeltaError as problem:
-        sys.exit(f"undelta: worker {job.worker}: {' '.join(str(problem).split())}")
+        sys.exit(f"undelta: worker {tasks.worker}: {' '.join(str(problem).split())}")
 
 
 class Ray:
@@ -161,12 +178,12 @@ class Ray:
             except (ConnectionError, RuntimeError, ValueError) as problem:
                 raise ConfigError(f"Ray does not start: {problem}; check RAY_ADDRESS, or unset it") from problem
         # Ray would repeat a task that died by itself; we want to know of it.
-        self._work = self._ray.remote(num_cpus=threads, max_retries=0)(work)
+        self._work = self._ray.remote(num_cpus=threads, max_retries=0)(serve)
         self._running: dict[Any, str] = {}
 
-    def start(self, job: Job) -> None:
+    def start(self, tasks: Tasks) -> None:
         """Start one worker."""
-        self._running[self._work.remote(job)] = job.worker
+        self._running[self._work.remote(tasks)] = tasks.worker
 
     def ended(self) -> list[Ended]:
         """The workers that ended since the last time."""
@@ -209,10 +226,10 @@ class Slurm:
             raise ConfigError(f"[slurm]: submitit refuses it: {str(problem).splitlines()[0]}") from problem
         self._running: dict[str, Any] = {}
 
-    def start(self, job: Job) -> None:
+    def start(self, tasks: Tasks) -> None:
         """Start one worker."""
         try:
-            self._running[job.worker] = self._executor.submit(work, job)
+            self._running[tasks.worker] = self._executor.submit(serve, tasks)
         except (OSError, RuntimeError) as problem:
             raise ConfigError(f"submitit cannot start a job: {_last_line(str(problem))}") from problem
 

@@ -33,6 +33,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -197,14 +198,8 @@ class Leases:
             # Between creating a lease and writing to it lies an instant. Should its owner wake up after all, it
             # has not yet looked again, and will withdraw when it does.
             return self._silence(found) >= self.heartbeat_seconds
-        if owner.machine == machine():
-            if owner.pid == os.getpid() and owner.process_started == process_started(owner.pid):
-                return owner.token not in _held
-            started = process_started(owner.pid)
-            if started is None:
-                return True
-            if started and owner.process_started:
-                return started != owner.process_started
+        if (gone := is_gone(owner, _held)) is not None:
+            return gone
         return self._silence(found) >= self.stale_seconds
 
     def _silence(self, found: Found) -> float:
@@ -215,6 +210,25 @@ class Leases:
             self._seen[found.path] = (found.identity, found.renewed, now)
             return 0.0
         return now - seen[2]
+
+
+def is_gone(owner: Owner, held: Collection[str]) -> bool | None:
+    """Whether a process is no more, or no longer at its task; None if it is not for this machine to tell.
+
+    Args:
+        owner: What the process said of itself.
+        held: Tokens of what this process holds; anything else in its name is a leftover.
+    """
+    if owner.machine != machine():
+        return None
+    started = process_started(owner.pid)
+    if started is None:
+        return True
+    if owner.pid == os.getpid() and owner.process_started == started:
+        return owner.token not in held
+    if started and owner.process_started:
+        return started != owner.process_started
+    return None
 
 
 def scan(folder: Path) -> list[Found]:

@@ -1,157 +1,185 @@
-"""A sweep: keeps workers at an audit's trials until each has a result, whatever happens to the workers.
+"""The pool: keeps workers at shared tasks until each has a result, whatever happens to the workers.
 
-Several sweeps may share one directory, also on several machines: leases keep them apart, and each goes on until all is
+Several pools may share one directory, also on several machines: leases keep them apart, and each continues until all is
 done, taking over what others left behind.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
+import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from undelta.errors import UndeltaError
-from undelta.trials.backends import Backend, Ended
-from undelta.trials.directory import RunDirectory
-from undelta.trials.leases import Leases, Owner, scan
-from undelta.trials.record import FAILED, NOT_APPLICABLE
-from undelta.trials.worker import Job
+from undelta.errors import ConfigError, UndeltaError
+from undelta.trials.backends import Backend, Ended, Here, check_backend, open_backend
+from undelta.trials.tasks import Progress, Tasks
 
 POLL_SECONDS = 0.25
-MOST_DEATHS = 2  # of workers on one trial: once may be an accident, twice is the trial's doing
+MOST_DEATHS = 2  # of workers on one task: once may be an accident, twice is the task's doing
 MOST_FRUITLESS = 3  # workers that die in a row before they get anywhere
 
 
 class PoolError(UndeltaError):
-    """Workers cannot even begin."""
+    """Workers cannot do their work."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a sweep is."""
+class Workers:
+    """Who shall do some work: what ``--backend``, ``--workers`` and ``--threads`` say."""
 
-    total: int
-    done: int
-    not_applicable: int
-    failed: int
-    running: Mapping[str, Owner]
-    """Who works on which trial, by key."""
+    backend: str = "processes"
+    count: int | None = None
+    """None: as many as there are cores."""
+    threads: int | None = 1
+    """Of each worker; None leaves torch's number as it is."""
+    slurm: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_backend(self.backend)
+        if (self.threads is not None and self.threads < 1) or (self.count is not None and self.count < 1):
+            raise ConfigError(f"expected --workers >= 1 and --threads >= 1, got {self.count} and {self.threads}")
 
     @property
-    def left(self) -> int:
-        """Trials that nobody has begun, or that wait to be resumed."""
-        return self.total - self.done - self.not_applicable - self.failed - len(self.running)
+    def here(self) -> bool:
+        """Whether this process is worker enough."""
+        return self.count == 1 and self.backend == "processes"
+
+    def number(self, tasks: int) -> int:
+        """How many are needed."""
+        return max(1, min(self.count or available_cores() // (self.threads or 1), tasks))
+
+    def crowding(self, tasks: int) -> str | None:
+        """Says that there are more threads than cores, if so."""
+        cores, count, threads = available_cores(), self.number(tasks), self.threads or 1
+        if self.backend != "processes" or count * threads <= cores:
+            return None
+        return f"{count} x {threads} threads share {cores} cores; they will wait for each other"
+
+    def work_off(
+        self, tasks: Tasks, directory: Path, *, show: Callable[[Progress], None] | None = None, apart: bool = True
+    ) -> None:
+        """Work until every task has a result.
+
+        Args:
+            tasks: What is to be done.
+            directory: For what a backend writes of its own.
+            show: Is told of progress.
+            apart: Whether even a single worker is a process of its own, which may die without harm.
+        """
+        threads = self.threads
+        count = self.number(len(tasks.unfinished()))
+        tasks = replace(tasks, worker=socket.gethostname(), threads=threads, home=str(Path.cwd()))
+        backend: Backend = Here()
+        if apart or not self.here:
+            backend = open_backend(
+                self.backend, workers=count, threads=threads or 1, directory=directory.resolve(), slurm=self.slurm
+            )
+        Pool(tasks, backend, workers=count).run(show)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Pool:
-    """One command's share in an audit."""
+    """One command's share in the work."""
 
-    def __init__(self, store: RunDirectory, backend: Backend, job: Job, *, workers: int) -> None:
+    def __init__(self, tasks: Tasks, backend: Backend, *, workers: int) -> None:
         """Prepare; nothing is started yet.
 
         Args:
-            store: The audit's directory.
+            tasks: What each worker is given; its name is a stem for theirs.
             backend: Where workers run.
-            job: What each worker is told; its name is a stem for theirs.
             workers: How many run at most at a time.
         """
-        self.store, self.backend, self.job, self.workers = store, backend, job, workers
-        self.leases = Leases(worker=job.worker)
-        self._names = f"{job.worker} {secrets.token_hex(3)}"
+        self.tasks, self.backend, self.workers = tasks, backend, workers
+        self._names = f"{tasks.worker} {secrets.token_hex(3)}"
         self._started = 0
         self._running: set[str] = set()
-        self._last: dict[str, str] = {}  # the trial on which a worker was seen last
+        self._last: dict[str, str] = {}  # the task on which a worker was seen last
         self._deaths: Counter[str] = Counter()
         self._fruitless = 0
-        self._left = len(job.keys)
+        self._left: int | None = None
 
     def run(self, show: Callable[[Progress], None] | None = None) -> None:
-        """Work until every trial has a result."""
+        """Work until every task has a result."""
         try:
-            self._clean()
-            while True:
-                began = time.monotonic()
-                progress = self._look()
-                if show:
-                    show(progress)
-                for ended in self.backend.ended():
-                    self._bury(ended)
-                left = self.store.unfinished(self.job.keys)
-                if not left and not self._running:
-                    if show:
-                        show(self._look())
-                    break
-                self._hire(left)
-                # To look at thousands of trials takes a while; do not let it become the work.
-                time.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))
+            with _ended_by_sigterm():
+                self.tasks.clean()
+                while True:
+                    began = time.monotonic()
+                    self._look(show)
+                    for ended in self.backend.ended():
+                        self._bury(ended)
+                    left = self.tasks.unfinished()
+                    if not left and not self._running:
+                        self._look(show)
+                        break
+                    looking = time.monotonic() - began
+                    self._hire()
+                    # To look at thousands of tasks takes a while; do not let it become the work.
+                    time.sleep(max(POLL_SECONDS, 10 * looking))
         finally:
             self.backend.stop()
-            self._clean()
+            self.tasks.clean()
 
-    def _clean(self) -> None:
-        """Remove what killed workers left, also beside results that they had just written."""
-        for key in self.job.keys:
-            if self.leases.is_free(self.store.folder(key)) and self.store.status(key) is not None:
-                self.store.tidy(key)
+    def _look(self, show: Callable[[Progress], None] | None) -> None:
+        progress = self.tasks.look()
+        self._last.update({owner.worker: task for task, owner in progress.running.items()})
+        left = progress.total - progress.done - progress.not_applicable - progress.failed
+        if self._left is None or left < self._left:
+            self._left, self._fruitless = left, 0
+        if show:
+            show(progress)
 
-    def _look(self) -> Progress:
-        left = self.store.unfinished(self.job.keys)
-        holders = {key: self.leases.holder(self.store.folder(key)) for key in left}
-        running = {key: owner for key, owner in holders.items() if owner}
-        self._last.update({owner.worker: key for key, owner in running.items()})
-        ends = Counter(self.store.status(key) for key in self.job.keys)
-        if len(left) < self._left:
-            self._left, self._fruitless = len(left), 0
-        return Progress(
-            total=len(self.job.keys),
-            done=ends.total() - ends[None] - ends[FAILED] - ends[NOT_APPLICABLE],
-            not_applicable=ends[NOT_APPLICABLE],
-            failed=ends[FAILED],
-            running=running,
-        )
-
-    def _hire(self, left: Sequence[str]) -> None:
+    def _hire(self) -> None:
         places = self.workers - len(self._running)
         if not places:
             return
-        free = sum(self.leases.is_free(self.store.folder(key)) for key in left)
-        # Workers that were started a moment ago have leased nothing yet; leave them a trial each.
+        # Workers that were started a moment ago have taken nothing yet; leave them a task each.
         idle = sum(self._last.get(worker) is None for worker in self._running)
-        for _ in range(min(places, free - idle)):
+        for _ in range(min(places, self.tasks.free() - idle)):
             self._started += 1
             worker = f"{self._names}-{self._started}"
-            self.backend.start(replace(self.job, worker=worker))
             self._running.add(worker)
+            self.backend.start(replace(self.tasks, worker=worker))
 
     def _bury(self, ended: Ended) -> None:
         self._running.discard(ended.worker)
-        key = self._last_trial(ended.worker)
+        last = self._last.pop(ended.worker, None)
         if ended.problem is None or ended.blameless:
             return
-        if key is None:
+        task = self.tasks.task_of(ended.worker)
+        if task is None and last in self.tasks.unfinished():
+            task = last  # its lease was taken over before we looked
+        if task is None:
             self._fruitless += 1
             if self._fruitless >= MOST_FRUITLESS:
                 raise PoolError(f"{self._fruitless} workers in a row died before they got anywhere: {ended.problem}")
             return
-        self._deaths[key] += 1
-        if self._deaths[key] >= MOST_DEATHS:
-            self._give_up(key, ended.problem)
+        self._deaths[task] += 1
+        if self._deaths[task] >= MOST_DEATHS:
+            self.tasks.give_up(task, f"the worker died {self._deaths[task]} times on this trial: {ended.problem}")
 
-    def _last_trial(self, worker: str) -> str | None:
-        """The unfinished trial that a worker was at: by its lease, or where that was taken over, as we saw it last."""
-        last = self._last.pop(worker, None)
-        for key in self.store.unfinished(self.job.keys):
-            if any(found.owner and found.owner.worker == worker for found in scan(self.store.folder(key))):
-                return key
-        return last if last is not None and self.store.status(last) is None else None
 
-    def _give_up(self, key: str, problem: str) -> None:
-        lease = self.leases.acquire(self.store.folder(key))
-        if lease is None:
-            return  # another worker tries it already; should it die, too, we are back here
-        with lease:
-            if self.store.status(key) is None:
-                message = f"the worker died {self._deaths[key]} times on this trial: {problem}"
-                self.store.finish(self.store.trial(key).unmeasured(FAILED, message).dated(), None, lease.check)
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let a polite request to end do what Ctrl-C does, within the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -31,6 +31,22 @@ MARGIN_DB = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class Utility:
+    """What a federation reaches; the accuracy is None, with the reason, where it could not be measured."""
+
+    accuracy: float | None
+    test_images: int = 0
+    error: str | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    rounds: int
+    seed: int
+    scenario: dict[str, Any]
+    seconds: float | None = None
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """One defense; None is what was not measured."""
 
@@ -93,13 +109,13 @@ def read_tradeoff(directory: Path) -> Tradeoff | None:
 
 
 def make_point(
-    verdict: Verdict, trials: Sequence[Trial], records: Mapping[str, Record], utilities: Sequence[Mapping[str, Any]]
+    verdict: Verdict, trials: Sequence[Trial], records: Mapping[str, Record], utilities: Sequence[Utility]
 ) -> Point:
     """One defense, from its verdict, its records, and the utility of each seed."""
     own = [records[trial.key] for trial in trials if trial.key in records]
     scored = [record for record in own if record.status in MEASURED and record.scored]
     worst = max(scored, key=lambda record: record.psnr or 0.0, default=None)
-    known = [utility["accuracy"] for utility in utilities if utility["accuracy"] is not None]
+    known = [utility.accuracy for utility in utilities if utility.accuracy is not None]
     accuracies = tuple(known) if len(known) == len(utilities) else ()
     private = next((record for record in own if record.delta is not None), None)
     return Point(
@@ -114,7 +130,7 @@ def make_point(
         accuracy=statistics.fmean(accuracies) if accuracies else None,
         accuracies=accuracies,
         epsilon=private.epsilon if private else None,
-        epsilon_in_all=utilities[0]["epsilon"] if utilities else None,
+        epsilon_in_all=utilities[0].epsilon if utilities else None,
         delta=private.delta if private else None,
     )
 

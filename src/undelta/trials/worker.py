@@ -1,14 +1,13 @@
-"""A worker: lease the next unfinished trial, run it, until none is left that nobody else works on.
+"""Trials as tasks: run one from its last checkpoint, and write what came of it.
 
-Every backend runs this same loop, in processes of its own kind; results depend on a trial and on the number of threads
-only, not on who runs it.
+Results depend on a trial and on the number of threads only, not on who runs it.
 """
 
 from __future__ import annotations
 
-import os
 import traceback
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,48 +18,46 @@ from undelta.attacker.reconstruction import Moment
 from undelta.errors import MissingKnowledge, UndeltaError
 from undelta.files import write_bytes
 from undelta.trials.directory import CHECKPOINT, RunDirectory
-from undelta.trials.leases import Lease, LeaseLost, Leases
+from undelta.trials.leases import Lease, LeaseLost
 from undelta.trials.outcomes import pictures
 from undelta.trials.record import FAILED, NOT_APPLICABLE
+from undelta.trials.tasks import FolderTasks
 from undelta.trials.trial import Outcome, Trial, run
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a worker is told; plain values, so that any backend can send it anywhere."""
+@dataclass(kw_only=True)
+class Trials(FolderTasks):
+    """The trials of a run directory."""
 
     directory: str
-    keys: tuple[str, ...]
-    """The trials in the order in which to try them."""
-    worker: str
-    threads: int | None = 1
-    """None leaves torch's number as it is."""
     checkpoint_seconds: float = 30.0
-    home: str = ""
-    """The directory from which relative paths of data and models count."""
 
+    @cached_property
+    def store(self) -> RunDirectory:
+        """The directory, opened."""
+        return RunDirectory(Path(self.directory))
 
-def work(job: Job) -> None:
-    """Work until nothing is left to lease; a trial that fails is recorded, and the next one is taken."""
-    if job.home and Path(job.home).is_dir():
-        os.chdir(job.home)
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)  # sums over another number of threads round differently
-    store, leases = RunDirectory(Path(job.directory)), Leases(worker=job.worker)
-    progress = True
-    while progress:
-        progress = False
-        for key in store.unfinished(job.keys):
-            lease = leases.acquire(store.folder(key))
-            if lease is None:
-                continue
-            with lease:
-                if store.status(key) is not None:  # somebody has finished it since we looked
-                    continue
-                progress = True
-                outcome = attempt(store, store.trial(key), lease, checkpoint_seconds=job.checkpoint_seconds)
-                if outcome and outcome.reconstruction.status == "interrupted":
-                    raise KeyboardInterrupt  # which the attack has answered already, but it was meant for us all
+    def folder(self, key: str) -> Path:
+        """Where a trial's files lie."""
+        return self.store.folder(key)
+
+    def status(self, key: str) -> str | None:
+        """How a trial ended, or None."""
+        return self.store.status(key)
+
+    def attempt(self, key: str, lease: Lease) -> None:
+        """Run a trial; one that fails is recorded, and the next one is taken."""
+        outcome = attempt(self.store, self.store.trial(key), lease, checkpoint_seconds=self.checkpoint_seconds)
+        if outcome and outcome.reconstruction.status == "interrupted":
+            raise KeyboardInterrupt  # which the attack has answered already, but it was meant for us all
+
+    def fail(self, key: str, reason: str, lease: Lease) -> None:
+        """Record that a trial cannot be done."""
+        self.store.finish(self.store.trial(key).unmeasured(FAILED, reason).dated(), None, lease.check)
+
+    def tidy(self, key: str) -> None:
+        """Remove a finished trial's checkpoint."""
+        self.store.tidy(key)
 
 
 def attempt(

@@ -29,11 +29,12 @@ from undelta.studies.reproduce.scales import SCALES, Scale
 from undelta.studies.reproduce.tuned import MARKS, tune
 from undelta.studies.tuning import jobs
 from undelta.studies.tuning.plan import PLAN
-from undelta.studies.tuning.study import JOURNAL
+from undelta.studies.tuning.study import DATABASE
 from undelta.trials.config import load_scenario
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases
 from undelta.trials.plan import Plan
+from undelta.trials.pool import Workers
 from undelta.trials.record import as_json
 
 CLOCK = ("seconds", "peak_memory_mb", "date")
@@ -249,10 +250,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_tuning_is_the_papers_procedure_with_the_scales_numbers(
     asked: dict[str, Any], tmp_path: Path, scale: Scale
 ) -> None:
-    tune(scale, tmp_path, data="faces", seed=3, workers=2, threads=1, checkpoint_seconds=5.0)
+    tune(scale, tmp_path, data="faces", seed=3, workers=Workers(count=2), checkpoint_seconds=5.0)
     assert asked["prune"] is False  # the paper evaluates every trial in full
     assert (asked["trials"], asked["random"]) == (scale.tuning_trials, scale.tuning_random)
-    assert (asked["steps"], asked["seed"], asked["workers"]) == (scale.tuning_iterations, 3, 2)
+    assert (asked["steps"], asked["seed"], asked["workers"].count) == (scale.tuning_iterations, 3, 2)
     assert asked["arguments"] == {"setting": "paper", "learning_rate": scale.attack_rate, **scale.priors}
     assert not {"box", "objective", "attack"} & set(asked)  # f(Q) of AWA in the paper's box, unless said otherwise
     # As the trials of the paper's Q in the same scenario, but for the iterations.
@@ -269,12 +270,12 @@ def test_a_tuning_is_repeatable_unless_more_workers_are_asked_for(
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     with pytest.raises(Enough):
-        reproduce_job("tuning", out=tmp_path / "out", scale="smoke", workers=workers)
-    assert asked["workers"] == used
+        reproduce_job("tuning", out=tmp_path / "out", scale="smoke", workers=Workers(count=workers))
+    assert asked["workers"].count == used
 
 
 def test_weights_that_were_tuned_for_something_else_are_refused(asked: dict[str, Any], tmp_path: Path) -> None:
-    tune(SCALES["smoke"], tmp_path, data="faces", seed=0, workers=1, threads=1, checkpoint_seconds=5.0)
+    tune(SCALES["smoke"], tmp_path, data="faces", seed=0, workers=Workers(count=1), checkpoint_seconds=5.0)
     (tmp_path / "tuning").mkdir()
     q = "\n".join(f"{key} = {value}" for key, value in vars(PAPER_Q).items())
     (tmp_path / "tuning" / "weights.toml").write_text(f"[q]\n{q}\n")  # and killed before the audit began
@@ -322,7 +323,7 @@ def test_a_directory_keeps_its_scale_and_its_data(half_done: Path) -> None:
 def test_the_directory_of_a_tuning_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert set(MARKS) == {PLAN, JOURNAL}
+    assert set(MARKS) == {PLAN, DATABASE}
     for name in MARKS:
         out = tmp_path / name.partition(".")[0]
         out.mkdir()

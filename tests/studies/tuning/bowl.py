@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from undelta.studies.tuning.objective import Direction, OpenRun, Report
-from undelta.studies.tuning.space import PAPER, Box
+from undelta.studies.tuning.space import PAPER, Space
 from undelta.studies.tuning.study import Slots
 
-SIDES: Box = tuple(side for side in PAPER if side.name in ("conv", "linear", "p_mean"))
+SIDES: Space = tuple(side for side in PAPER if side.name in ("conv", "linear", "p_mean"))
 OPTIMUM = {"conv": 700.0, "linear": 150.0, "p_mean": 0.4}
 
 

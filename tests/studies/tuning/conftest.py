@@ -8,7 +8,6 @@ import pytest
 
 from undelta.studies.tuning.proposals import Proposals
 from undelta.studies.tuning.study import Slots, make_pruner, open_storage, open_study
-from undelta.trials.leases import Leases
 
 from .bowl import SIDES, OpenSlots
 
@@ -25,10 +24,10 @@ def open_slots(tmp_path: Path) -> OpenSlots:
         seed: int = 0,
         random: int = 4,
         prune: bool = False,
-        stale_seconds: float = 120.0,
+        grace: int = 120,
         name: str = "bowl",
     ) -> Slots:
-        opened = open_storage(storage, directory)
+        opened = open_storage(storage, directory, heartbeat=1, grace=grace)
         study = open_study(
             opened,
             name,
@@ -36,7 +35,6 @@ def open_slots(tmp_path: Path) -> OpenSlots:
             pruner=make_pruner(prune=prune, random=random, warmup=3),
             direction="minimize",
         )
-        leases = Leases(worker="test", stale_seconds=stale_seconds, heartbeat_seconds=0.02)
-        return Slots(study, opened, total=total, worker="test", leases=leases)
+        return Slots(study, opened, total=total, worker="test")
 
     return opened

@@ -83,8 +83,8 @@ def test_the_linear_form_has_nothing_to_enhance(observation: Observation) -> Non
         ("paper", "awaa", {}, "did you mean 'awa'"),
         ("paper", "sme", {}, "sme has no layer weights Q to tune; choose from awa"),
         ("paper", "awa", {"form": "approximation"}, "weighs no layers"),
-        ("paper", "awa", {"q": {}}, "--set q: the box 'paper' tunes it"),
-        ("wide", "awa", {"tv": 0.1}, "--set tv: the box 'wide' tunes it"),
+        ("paper", "awa", {"q": {}}, "--set q: --space paper tunes it"),
+        ("wide", "awa", {"tv": 0.1}, "--set tv: --space wide tunes it"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(

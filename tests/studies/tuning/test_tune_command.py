@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -62,18 +63,21 @@ def content(out: Path) -> dict[str, Any]:
 
 
 def study_of(out: Path) -> optuna.Study:
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "study.journal")))
-    return optuna.load_study(study_name=None, storage=storage)
+    return optuna.load_study(study_name=None, storage=f"sqlite:///{out / 'study.db'}")
 
 
-def trials_so_far(out: Path) -> list[optuna.trial.FrozenTrial]:
-    """While it runs: the journal may not be there yet, or be there without a study."""
-    if not (out / "study.journal").exists():
-        return []
+def trials_so_far(out: Path) -> list[tuple[str, int | None]]:
+    """While it runs: each trial's state and its worker's number; nothing if the file is not there yet, or locked."""
+    question = (
+        "SELECT state, (SELECT value_json FROM trial_user_attributes AS a WHERE a.trial_id = t.trial_id AND key = "
+        "'owner') FROM trials AS t"
+    )
     try:
-        return study_of(out).get_trials(deepcopy=False)
-    except (KeyError, ValueError):
+        with contextlib.closing(sqlite3.connect(f"file:{out / 'study.db'}?mode=ro", uri=True, timeout=0.2)) as file:
+            rows = file.execute(question).fetchall()
+    except sqlite3.OperationalError:
         return []
+    return [(state, json.loads(owner)["pid"] if owner else None) for state, owner in rows]
 
 
 def test_a_scenario_becomes_weights_that_an_attack_takes(source: Path, tmp_path: Path) -> None:
@@ -113,7 +117,7 @@ def test_a_scenario_becomes_weights_that_an_attack_takes(source: Path, tmp_path:
 
 def test_settings_win_over_weights(source: Path, tmp_path: Path) -> None:
     out, run = tmp_path / "tuned", tmp_path / "run"
-    tune_job(source, out=out, trials=1, steps=2, box="wide")
+    tune_job(source, out=out, trials=1, steps=2, space="wide")
     words = ["attack", str(out / "observation.safetensors"), "--weights", str(out / "weights.toml"), "--out", str(run)]
     done = CliRunner().invoke(app, [*words, "--steps", "2", "--set", "tv=0.25"])
     assert done.exit_code == 0, done.output
@@ -173,10 +177,10 @@ def test_a_finished_tuning_is_not_run_again_and_a_longer_one_goes_on(source: Pat
     options: dict[str, Any] = {"random": 3, "steps": 11}
     first = tune_job(source, out=out, trials=3, **options)
     final = final_job(first, out=out, steps=2)
-    journal = (out / "study.journal").read_bytes()
+    database = (out / "study.db").read_bytes()
     again = tune_job(source, out=out, trials=3, **options)
     assert again == first
-    assert (out / "study.journal").read_bytes() == journal
+    assert (out / "study.db").read_bytes() == database
     assert final_job(again, out=out, steps=2).date == final.date
     longer = tune_job(source, out=out, trials=5, **options)
     assert longer.trials[:3] == first.trials
@@ -245,7 +249,7 @@ def kill_when(process: subprocess.Popen[bytes], out: Path, finished: int) -> Non
     while time.monotonic() < deadline and process.poll() is None:
         if any((out / "checkpoints").glob("*.pt")):
             os.killpg(process.pid, signal.SIGSTOP)
-            states = Counter(trial.state.name for trial in study_of(out).get_trials(deepcopy=False))
+            states = Counter(state for state, _ in trials_so_far(out))
             if states["COMPLETE"] + states["PRUNED"] >= finished and states["RUNNING"]:
                 break
             os.killpg(process.pid, signal.SIGCONT)
@@ -271,15 +275,14 @@ def test_a_killed_tuning_ends_as_if_nothing_had_happened(source: Path, tmp_path:
     assert not (out / "checkpoints").exists()
 
 
-def test_two_workers_share_a_journal_and_one_that_dies_is_replaced(source: Path, tmp_path: Path) -> None:
+def test_two_workers_share_a_study_and_one_that_dies_is_replaced(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = command(source, out, "--workers", "2")
     killed: set[int] = set()
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None and not killed:
         time.sleep(0.02)
-        running = [trial for trial in trials_so_far(out) if trial.state.name == "RUNNING" and trial.params]
-        owners = {trial.user_attrs["owner"]["pid"] for trial in running if "owner" in trial.user_attrs}
+        owners = {pid for state, pid in trials_so_far(out) if state == "RUNNING" and pid}
         if len(owners) == 2:  # both are at work, at different trials
             killed = {owners.pop()}
             os.kill(next(iter(killed)), signal.SIGKILL)
@@ -300,7 +303,7 @@ def test_two_workers_share_a_journal_and_one_that_dies_is_replaced(source: Path,
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--box", "papr"], "did you mean 'paper'"),
+        (["--space", "papr"], "did you mean 'paper'"),
         (["--objective", "shadw"], "did you mean 'shadow'"),
         (["--objective", "shadow"], "--objective shadow needs --public DATA"),
         (["--public", "faces"], "--public is for --objective shadow"),
@@ -309,7 +312,7 @@ def test_two_workers_share_a_journal_and_one_that_dies_is_replaced(source: Path,
         (["--objective", "shadow", "--public", "photos"], "takes images of 1 channels"),
         (["--attack", "sme"], "has no layer weights Q to tune"),
         (["--set", "steps=3"], "use --steps for the trials"),
-        (["--set", "q=3"], "--set q: the box 'paper' tunes it"),
+        (["--set", "q=3"], "--set q: --space paper tunes it"),
         (["--set", "sgned=true"], "did you mean 'signed'"),
         (["--model", "a.b:c"], "a scenario names its model itself"),
         (["--storage", "nonsense"], "expected a URL such as postgresql"),

@@ -6,7 +6,7 @@ Names add up: several reproductions may share one directory, as one audit whose 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from undelta.errors import ConfigError
@@ -21,9 +21,9 @@ from undelta.studies.reproduce.reproductions import REPRODUCTIONS, Reproduction,
 from undelta.studies.reproduce.results import gather
 from undelta.studies.reproduce.scales import SCALES, Scale, find_scale
 from undelta.studies.reproduce.tuned import MARKS, check_tuned, show_trials, tune, tuned_weights
-from undelta.trials.backends import check_backend
 from undelta.trials.config import make_attack, read_toml, toml_lines
 from undelta.trials.plan import Checks, Plan
+from undelta.trials.pool import Workers
 from undelta.trials.record import Record
 from undelta.trials.trial import Trial
 
@@ -56,9 +56,7 @@ def reproduce_job(
     scale: str | None = None,
     data: str | None = None,
     seeds: Sequence[int] | None = None,
-    backend: str = "processes",
-    workers: int | None = None,
-    threads: int = 1,
+    workers: Workers | None = None,
     checkpoint_seconds: float = 30.0,
     retry_failed: bool = False,
     render_only: bool = False,
@@ -72,15 +70,13 @@ def reproduce_job(
         scale: "smoke", "cpu" or "paper"; what the directory has, if not given.
         data: Where images come from; the scale's own source, if not given.
         seeds: One trial of every cell for each; the scale's own, if not given.
-        backend: Where workers run.
-        workers: Trials at a time; those of a tuning one by one, if not given.
-        threads: Per trial.
+        workers: Who runs trials; those of a tuning run one by one unless a number is given.
         checkpoint_seconds: What a kill may cost.
         retry_failed: Whether to run failed trials again.
         render_only: Write tables and figures from what is there, and run nothing.
         say: Is told what the user should know.
     """
-    check_backend(backend)
+    workers = workers or Workers()
     wanted = find_reproductions(name)
     there = _read_asked(out)
     if render_only:
@@ -92,15 +88,13 @@ def reproduce_job(
         check_tuned(find_scale(asked.scale), out, asked.data)
         if any(REPRODUCTIONS[one].tunes for one in asked.names) and tuned_weights(out) is None:
             # One at a time unless told otherwise: proposals of several workers depend on who ends first.
-            _tune(asked, out, workers=workers or 1, threads=threads, checkpoint_seconds=checkpoint_seconds)
+            _tune(asked, out, replace(workers, count=workers.count or 1), checkpoint_seconds)
     show_trials(out)
     if not render_only:
         failed = run_plan(
             make_plan(asked, tuned_weights(out)),
             out=out,
-            backend=backend,
             workers=workers,
-            threads=threads,
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,
             say=say,
@@ -185,14 +179,13 @@ def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
     return Plan(name=title, text=text, trials=tuple(trials.values()))
 
 
-def _tune(asked: Asked, out: Path, *, workers: int, threads: int, checkpoint_seconds: float) -> None:
+def _tune(asked: Asked, out: Path, workers: Workers, checkpoint_seconds: float) -> None:
     tune(
         find_scale(asked.scale),
         out,
         data=asked.data,
         seed=asked.seeds[0],
         workers=workers,
-        threads=threads,
         checkpoint_seconds=checkpoint_seconds,
     )
 

@@ -19,11 +19,12 @@ from undelta.studies.reproduce import published
 from undelta.studies.reproduce.reproductions import Weights
 from undelta.studies.reproduce.scales import Scale
 from undelta.trials.config import read_toml, toml_lines
+from undelta.trials.pool import Workers
 
 SCENARIO = "tuning.toml"
 WEIGHTS = Path("tuning", "weights.toml")
 TRIALS = "tuning.json"
-MARKS = ("plan.json", "study.journal")
+MARKS = ("plan.json", "study.db")
 """Files in the directory of an `undelta tune`; named here since its package asks for Optuna."""
 
 
@@ -37,9 +38,7 @@ def tuned_weights(directory: Path) -> Weights | None:
     return {field.name: getattr(q, field.name) for field in fields(Q)}
 
 
-def tune(
-    scale: Scale, directory: Path, *, data: str, seed: int, workers: int, threads: int, checkpoint_seconds: float
-) -> None:
+def tune(scale: Scale, directory: Path, *, data: str, seed: int, workers: Workers, checkpoint_seconds: float) -> None:
     """Tune Q on one update of the scale's tuning scenario; f(Q) needs the update alone, no private image.
 
     The same call after a kill goes on.
@@ -59,7 +58,6 @@ def tune(
         arguments={"setting": "paper", "learning_rate": scale.attack_rate, **scale.priors},
         seed=seed,
         workers=workers,
-        threads=threads,
         checkpoint_seconds=checkpoint_seconds,
     )
 

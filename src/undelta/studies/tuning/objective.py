@@ -1,4 +1,4 @@
-"""What is optimized: a number for a point of the box, from public knowledge only."""
+"""What is optimized: a number for a point of the search space, from public knowledge only."""
 
 from __future__ import annotations
 

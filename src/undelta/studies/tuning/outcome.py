@@ -112,7 +112,7 @@ def weights_toml(tuned: Tuned) -> str:
     plan, settings = tuned.plan, tuned.settings
     q = settings.pop("q")
     lines = [
-        f"# Trial {tuned.best.number} of {len(tuned.trials)}: {measured(tuned)}; box {plan.box!r}, "
+        f"# Trial {tuned.best.number} of {len(tuned.trials)}: {measured(tuned)}; search space {plan.space!r}, "
         f"{plan.steps} iterations a trial.",
         "# For: undelta attack OBSERVATION --weights THIS_FILE",
         f'attack = "{plan.attack}"',

@@ -14,7 +14,7 @@ from undelta.errors import ConfigError, DataError
 from undelta.files import write_bytes
 from undelta.schema import parse, unknown
 from undelta.studies.tuning.objective import Direction
-from undelta.studies.tuning.space import SPACES, Box
+from undelta.studies.tuning.space import SPACES, Space
 from undelta.trials.config import make_attack
 from undelta.trials.record import versions
 
@@ -37,9 +37,9 @@ class Plan:
     """Settings of the attack that are not tuned."""
     steps: int
     """Iterations of each evaluation."""
-    box: str = "paper"
+    space: str = "paper"
     searched: tuple[str, ...]
-    """The sides of the box that matter for this update."""
+    """The sides of the search space that matter for this update."""
     objective: ObjectiveName = "mismatch"
     public: str | None = None
     shadow_draws: int = 2
@@ -59,9 +59,9 @@ class Plan:
         make_attack(self.attack, {**self.arguments, "steps": self.steps})  # complains about wrong settings now
 
     @property
-    def sides(self) -> Box:
+    def sides(self) -> Space:
         """What is searched."""
-        return tuple(side for side in SPACES[self.box] if side.name in self.searched)
+        return tuple(side for side in SPACES[self.space] if side.name in self.searched)
 
     @property
     def direction(self) -> Direction:

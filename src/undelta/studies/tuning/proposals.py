@@ -26,7 +26,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from undelta.seeding import stream
-from undelta.studies.tuning.space import Box, distributions
+from undelta.studies.tuning.space import Space, distributions
 
 SLOT = "slot"
 AGAIN = "again"
@@ -34,13 +34,13 @@ DIVERGED = "diverged"
 
 
 class Proposals(BaseSampler):
-    """Gives each trial its point of the box, by its place in line."""
+    """Gives each trial its point of the search space, by its place in line."""
 
-    def __init__(self, box: Box, *, seed: int, random: int) -> None:
-        self.space, self.seed, self.random = distributions(box), seed, random
+    def __init__(self, space: Space, *, seed: int, random: int) -> None:
+        self.space, self.seed, self.random = distributions(space), seed, random
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The whole box, for every trial."""
+        """The whole search space, for every trial."""
         return self.space
 
     def sample_relative(
@@ -57,8 +57,8 @@ class Proposals(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Never needed: all that is searched is in the box."""
-        raise LookupError(f"{param_name} is no side of the box")
+        """Never needed: all that is searched is in the search space."""
+        raise LookupError(f"{param_name} is no side of the search space")
 
 
 def propose(

@@ -1,4 +1,4 @@
-"""The box that is searched: the paper's ranges of Q, or wider ones; only what can matter for the model at hand."""
+"""The search space: the paper's ranges of Q, or wider ones; only what can matter for the model at hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENHANCEMENT = ("enhanced", "p_mean", "p_var")
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """One side of the box: the field of Q, or the setting of the attack, that it is for."""
+    """One side of the search space: the field of Q, or the setting of the attack, that it is for."""
 
     name: str
     low: float
@@ -31,9 +31,9 @@ class Range:
     log: bool = False
 
 
-Box = tuple[Range, ...]
+Space = tuple[Range, ...]
 
-PAPER: Box = (
+PAPER: Space = (
     Range(name="conv", low=1, high=1000),
     Range(name="norm", low=1, high=1000),
     Range(name="linear", low=1, high=1000),
@@ -43,7 +43,7 @@ PAPER: Box = (
 )
 """Q in [1, 1000]⁴ x [0, .5]² (AWA tab_search_ranges_BO)."""
 
-WIDE: Box = (
+WIDE: Space = (
     # Below 1 a ramp decreases with depth. Only ratios of weights matter (Dist_Q does not change when all are scaled
     # alike), hence the logarithm.
     *(Range(name=name, low=1e-3, high=1e3, log=True) for name in (*KINDS, "enhanced")),
@@ -55,16 +55,16 @@ WIDE: Box = (
 )
 """Also ramps that decrease, the replay's place on the path, and the coefficients of the priors."""
 
-WEIGHTS: Box = WIDE[: len(KINDS) + len(ENHANCEMENT)]
+WEIGHTS: Space = WIDE[: len(KINDS) + len(ENHANCEMENT)]
 """Of the wide one, the sides of Q alone: the replay's place and the priors stay as they are."""
 
-SPACES: dict[str, Box] = {"paper": PAPER, "weights": WEIGHTS, "wide": WIDE}
+SPACES: dict[str, Space] = {"paper": PAPER, "weights": WEIGHTS, "wide": WIDE}
 
 _Q_FIELDS = {field.name for field in fields(Q)}
 
 
-def choose_space(name: str, observation: Observation, attack: str, arguments: Mapping[str, Any]) -> Box:
-    """The sides of a box that can change this attack on this update.
+def choose_space(name: str, observation: Observation, attack: str, arguments: Mapping[str, Any]) -> Space:
+    """The sides of a search space that can change this attack on this update.
 
     A network without norms has no ramp for them, one without BatchNorm nothing for ``bn`` to weigh, and the form
     "linear" enhances nothing.
@@ -73,10 +73,10 @@ def choose_space(name: str, observation: Observation, attack: str, arguments: Ma
         name: "paper", "weights" or "wide".
         observation: The update; only its layers count.
         attack: The name of an attack that weighs layers by a Q.
-        arguments: Settings that stay as they are; one that the box would tune is refused.
+        arguments: Settings that stay as they are; one that the search space would tune is refused.
     """
     if name not in SPACES:
-        raise ConfigError(f"--box: {unknown('box', name, SPACES)}")
+        raise ConfigError(f"--space: {unknown('search space', name, SPACES)}")
     if attack not in ATTACKS:
         raise ConfigError(unknown("attack", attack, ATTACKS))
     known = inspect.signature(ATTACKS[attack]).parameters
@@ -84,14 +84,14 @@ def choose_space(name: str, observation: Observation, attack: str, arguments: Ma
         having = [other for other, function in ATTACKS.items() if "q" in inspect.signature(function).parameters]
         raise ConfigError(f"attack {attack} has no layer weights Q to tune; choose from {', '.join(having)}")
     left_out = _without_effect(observation, str(arguments.get("form", "enhanced")))
-    box = tuple(side for side in SPACES[name] if side.name not in left_out)
-    box = tuple(side for side in box if side.name in _Q_FIELDS or side.name in known)
-    for key in ("q", *(side.name for side in box if side.name not in _Q_FIELDS)):
+    space = tuple(side for side in SPACES[name] if side.name not in left_out)
+    space = tuple(side for side in space if side.name in _Q_FIELDS or side.name in known)
+    for key in ("q", *(side.name for side in space if side.name not in _Q_FIELDS)):
         if key in arguments:
-            raise ConfigError(f"--set {key}: the box {name!r} tunes it; leave it out, or choose another --box")
-    if not any(side.name in _Q_FIELDS for side in box):
+            raise ConfigError(f"--set {key}: --space {name} tunes it; leave it out, or choose another --space")
+    if not any(side.name in _Q_FIELDS for side in space):
         raise ConfigError("form = 'approximation' weighs no layers; tune form = 'linear' or 'enhanced'")
-    return box
+    return space
 
 
 def _without_effect(observation: Observation, form: str) -> set[str]:
@@ -106,13 +106,13 @@ def _without_effect(observation: Observation, form: str) -> set[str]:
     return left_out
 
 
-def distributions(box: Box) -> dict[str, BaseDistribution]:
-    """The box as Optuna knows it."""
-    return {side.name: FloatDistribution(side.low, side.high, log=side.log) for side in box}
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """The search space as Optuna knows it."""
+    return {side.name: FloatDistribution(side.low, side.high, log=side.log) for side in space}
 
 
 def settings_of(point: Mapping[str, float]) -> dict[str, Any]:
-    """A point of the box as settings of the attack.
+    """A point of the search space as settings of the attack.
 
     >>> settings_of({"conv": 10.0, "linear": 5.0, "position": 0.5})["position"]
     0.5
@@ -126,6 +126,6 @@ def settings_of(point: Mapping[str, float]) -> dict[str, Any]:
     return {"q": q, **others}
 
 
-def names(box: Iterable[Range]) -> tuple[str, ...]:
-    """The names of a box's sides."""
-    return tuple(side.name for side in box)
+def names(space: Iterable[Range]) -> tuple[str, ...]:
+    """The names of a search space's sides."""
+    return tuple(side.name for side in space)

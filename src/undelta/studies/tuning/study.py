@@ -1,15 +1,17 @@
-"""The study: one evaluation per place in line, by any number of workers, in a journal file or a database.
+"""The study: one evaluation per place in line, by any number of workers, in a database.
 
 **Exactly as many as asked.** The places (slots) are waiting trials of the Optuna study, made before the work. A worker
-takes one by turning it from waiting to running, which the storage grants once. Two commands that begin at the same
+takes one by turning it from waiting to running, which the database grants once. Two commands that begin at the same
 moment may both make trials for a place; so a worker looks again after taking one, and withdraws if another trial of
-that place runs or is finished. Of two that took one each, the second sees the first: never do both go on.
+that place runs or is finished. Of two that took one each, the second sees the first: never do both continue.
 
-**Nothing is lost.** A running trial carries its owner and a heartbeat. Who is dead is decided as for an audit's leases
-(`undelta.trials.leases`): on one machine by looking at the process, from another one by a heartbeat that stands still.
-The trial of a dead worker is marked as failed, once, and a copy of it waits again, with its point and what it had
-reported. Failed trials count for nothing. A worker that wakes up after it was given up finds that it cannot finish
-its trial, and leaves it alone.
+**Nothing is lost.** Optuna's heartbeat says which running trials have no living worker. A trial of a dead worker is
+marked as failed, and a copy of it waits again, with its point and what it had reported. Failed trials count for
+nothing. A worker that wakes up after it was given up finds that it cannot finish its trial, and leaves it alone.
+
+Where Optuna falls short: its retry is lost if the one who fails a trial dies before adding the copy, so places are
+counted instead; its workers evaluate more than asked if several ask at once; and a heartbeat takes two minutes to be
+missed, so a process that died on this machine is recognized by its number.
 
 It is a plain Optuna study: `optuna.load_study` and optuna-dashboard read it as it is.
 """
@@ -18,6 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,20 +29,22 @@ from types import TracebackType
 from typing import Any, Self
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
+import sqlalchemy
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.pruners import BasePruner, MedianPruner, NopPruner
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from undelta.errors import ConfigError, DataError
 from undelta.schema import parse
 from undelta.studies.tuning.objective import Direction
 from undelta.studies.tuning.proposals import AGAIN, SLOT, Proposals
-from undelta.trials.leases import Found, Leases, Owner, myself
+from undelta.trials.leases import Owner, is_gone, myself
 
-JOURNAL = "study.journal"
-OWNER, BEAT = "owner", "beat"
+DATABASE = "study.db"
+HEARTBEAT_SECONDS, GRACE_SECONDS = 20, 120
+LOCKED_SECONDS = 60  # a SQLite file has one writer at a time
+OWNER = "owner"
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 _held: set[str] = set()
@@ -49,20 +55,26 @@ class TrialLost(Exception):
     """Others took the worker for dead and repeat its trial; its result is not wanted."""
 
 
-def open_storage(url: str | None, directory: Path) -> BaseStorage:
-    """The journal file in a directory, or the database behind a URL."""
+def open_storage(
+    url: str | None, directory: Path, *, heartbeat: int = HEARTBEAT_SECONDS, grace: int = GRACE_SECONDS
+) -> RDBStorage:
+    """The database behind a URL, or a SQLite file in a directory."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if url is None:
-        return JournalStorage(JournalFileBackend(str(directory / JOURNAL)))
-    import sqlalchemy
-
+    # A connection for each question: between two of them lie hours, and servers drop who is silent for so long.
+    options: dict[str, Any] = {"poolclass": sqlalchemy.pool.NullPool}
     try:
-        address = sqlalchemy.engine.make_url(url)
+        address = sqlalchemy.engine.make_url(url or "sqlite://")
+        if url is None:
+            address = address.set(database=str(directory / DATABASE))
         if address.drivername in ("postgres", "postgresql"):
             address = address.set(drivername="postgresql+psycopg")  # not the one that is not installed
-        # A connection for each question: between two of them lie hours, and servers drop who is silent for so long.
-        options = {"poolclass": sqlalchemy.pool.NullPool}
-        return RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options)
+        file = address.drivername.startswith("sqlite")
+        if file:
+            options["connect_args"] = {"timeout": LOCKED_SECONDS}
+        storage = _connect(address.render_as_string(hide_password=False), options, heartbeat, grace)
+        if file:
+            _lock_first(storage.engine)
+        return storage
     except ImportError as problem:
         raise ConfigError(f'--storage needs a driver: pip install "undelta[postgres]" ({_line(problem)})') from None
     except (sqlalchemy.exc.ArgumentError, ValueError) as problem:
@@ -71,6 +83,35 @@ def open_storage(url: str | None, directory: Path) -> BaseStorage:
         ) from None
     except sqlalchemy.exc.SQLAlchemyError as problem:
         raise ConfigError(f"--storage: the database does not answer ({_line(problem)})") from None
+
+
+def _connect(url: str, options: dict[str, Any], heartbeat: int, grace: int) -> RDBStorage:
+    for wait in (0.5, 1.0, 2.0, 0.0):
+        try:
+            with _as_experimental():
+                return RDBStorage(url, engine_kwargs=options, heartbeat_interval=heartbeat, grace_period=grace)
+        except (sqlalchemy.exc.OperationalError, sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError) as one:
+            if not wait or "already exists" not in str(one):
+                raise
+            time.sleep(wait)  # somebody else who begins now is making the tables
+    raise AssertionError
+
+
+def _lock_first(engine: sqlalchemy.Engine) -> None:
+    """Let every transaction lock the file when it begins: SQLite has no row locks, so two could take one trial."""
+
+    def leave_transactions_to_us(connection: Any, _: object) -> None:
+        connection.isolation_level = None
+
+    sqlalchemy.event.listen(engine, "connect", leave_transactions_to_us)
+    sqlalchemy.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+
+
+@contextlib.contextmanager
+def _as_experimental() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
 
 
 def _line(problem: Exception) -> str:
@@ -83,7 +124,7 @@ def make_pruner(*, prune: bool, random: int, warmup: int) -> BasePruner:
 
 
 def open_study(
-    storage: BaseStorage, name: str, *, sampler: Proposals, pruner: BasePruner, direction: Direction
+    storage: RDBStorage, name: str, *, sampler: Proposals, pruner: BasePruner, direction: Direction
 ) -> optuna.Study:
     """The study of that name, made if it is not there."""
     with contextlib.suppress(KeyError):
@@ -96,8 +137,8 @@ def open_study(
 class Slots:
     """The places in line of a study, as one worker sees them."""
 
-    def __init__(self, study: optuna.Study, storage: BaseStorage, *, total: int, worker: str, leases: Leases) -> None:
-        self.study, self.storage, self.total, self.worker, self.leases = study, storage, total, worker, leases
+    def __init__(self, study: optuna.Study, storage: RDBStorage, *, total: int, worker: str) -> None:
+        self.study, self.storage, self.total, self.worker = study, storage, total, worker
         self._study_id = storage.get_study_id_from_name(study.study_name)
         assert isinstance(study.sampler, Proposals)  # noqa: S101
         self._space = set(study.sampler.space)
@@ -107,34 +148,32 @@ class Slots:
         found: dict[int, FrozenTrial] = {}
         for trial in self._trials():
             if trial.state in FINISHED:
-                found.setdefault(_slot(trial), trial)
+                found.setdefault(slot_of(trial), trial)
         return [found[slot] for slot in sorted(found) if slot < self.total]
 
-    def unfinished(self) -> int:
-        """How many places have no result."""
-        return self.total - len(self.finished())
+    def running(self) -> dict[int, Owner]:
+        """Who works on which place."""
+        owners = {slot_of(trial): _owner(trial) for trial in self._trials() if trial.state == TrialState.RUNNING}
+        return {slot: owner for slot, owner in owners.items() if owner and slot < self.total}
 
-    def free(self) -> int:
-        """How many places wait for a worker; those of dead workers do again."""
+    def waiting(self) -> list[FrozenTrial]:
+        """The places that wait for a worker, in order; those of dead workers do again."""
         self._repair()
-        return sum(trial.state == TrialState.WAITING and _slot(trial) < self.total for trial in self._trials())
+        waiting = [trial for trial in self._trials() if trial.state == TrialState.WAITING]
+        return sorted((one for one in waiting if slot_of(one) < self.total), key=lambda one: (slot_of(one), one.number))
 
     def take(self) -> Running | None:
         """The next trial that nobody works on, or None."""
-        while True:
-            self._repair()
-            waiting = [trial for trial in self._trials() if trial.state == TrialState.WAITING]
-            waiting = [trial for trial in waiting if _slot(trial) < self.total]
-            if not waiting:
-                return None
-            first = min(waiting, key=lambda trial: (_slot(trial), trial.number))
-            if (running := self._begin(first)) is not None:
+        while waiting := self.waiting():
+            if (running := self._begin(waiting[0])) is not None:
                 return running
+        return None
 
     def _begin(self, trial: FrozenTrial) -> Running | None:
-        identity, slot = self._identity(trial), _slot(trial)
+        identity, slot = self._identity(trial), slot_of(trial)
         owner = myself(self.worker)
         try:
+            self.storage.record_heartbeat(identity)  # first: a running trial without one never counts as dead
             if not self.storage.set_trial_state_values(identity, state=TrialState.RUNNING):
                 return None
             _held.add(owner.token)
@@ -144,12 +183,12 @@ class Slots:
             return None
         busy = (*FINISHED, TrialState.RUNNING)
         if any(
-            _slot(other) == slot and other.number != trial.number and other.state in busy for other in self._trials()
+            slot_of(other) == slot and other.number != trial.number and other.state in busy for other in self._trials()
         ):
             self._fail(trial)
             _held.discard(owner.token)
             return None
-        return Running(self.study, self.storage, identity, slot, owner.token, self.leases.heartbeat_seconds)
+        return Running(self.study, self.storage, identity, slot, owner.token)
 
     def _fail(self, trial: FrozenTrial) -> None:
         with contextlib.suppress(UpdateFinishedTrialError):  # somebody else was faster
@@ -157,9 +196,10 @@ class Slots:
 
     def _repair(self) -> None:
         """See that every place without a result has one trial that waits or runs."""
-        trials = self._trials()
-        for trial in trials:
-            if trial.state == TrialState.RUNNING and self._is_dead(trial):
+        with _as_experimental():
+            fail_stale_trials(self.study)
+        for trial in self._trials():
+            if trial.state == TrialState.RUNNING and (owner := _owner(trial)) and is_gone(owner, _held):
                 self._fail(trial)
         trials = self._trials()
         taken: set[int] = set()
@@ -167,23 +207,14 @@ class Slots:
             for trial in trials:
                 if trial.state != state:
                     continue
-                if state == TrialState.WAITING and _slot(trial) in taken:  # two who began at once both made it
+                if state == TrialState.WAITING and slot_of(trial) in taken:  # two who began at once both made it
                     self._fail(trial)
-                taken.add(_slot(trial))
+                taken.add(slot_of(trial))
         for slot in range(self.total):
             if slot not in taken:
                 # One that died while its point was written down has no whole point, and had not begun.
-                begun = [trial for trial in trials if _slot(trial) == slot and self._space <= set(trial.params)]
+                begun = [trial for trial in trials if slot_of(trial) == slot and self._space <= set(trial.params)]
                 self.study.add_trial(_waiting(slot, begun))
-
-    def _is_dead(self, trial: FrozenTrial) -> bool:
-        owner: Owner | None = None
-        with contextlib.suppress(DataError):
-            owner = parse(Owner, trial.user_attrs.get(OWNER), where="owner", error=DataError)
-        if owner and owner.token in _held:
-            return False
-        beat = int(trial.user_attrs.get(BEAT, 0))
-        return self.leases.is_dead(Found(path=Path(str(trial.number)), number=0, renewed=beat, owner=owner))
 
     def _trials(self) -> list[FrozenTrial]:
         # Whoever adds trials to the study by hand gives them no place in line.
@@ -193,8 +224,15 @@ class Slots:
         return self.storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
 
 
-def _slot(trial: FrozenTrial) -> int:
+def slot_of(trial: FrozenTrial) -> int:
+    """A trial's place in line."""
     return int(trial.user_attrs[SLOT])
+
+
+def _owner(trial: FrozenTrial) -> Owner | None:
+    with contextlib.suppress(DataError):
+        return parse(Owner, trial.user_attrs.get(OWNER), where="owner", error=DataError)
+    return None
 
 
 def _waiting(slot: int, begun: Sequence[FrozenTrial]) -> FrozenTrial:
@@ -210,21 +248,12 @@ def _waiting(slot: int, begun: Sequence[FrozenTrial]) -> FrozenTrial:
 class Running:
     """A trial that is ours; use it as a context, which keeps its heart beating."""
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        storage: BaseStorage,
-        identity: int,
-        slot: int,
-        token: str,
-        heartbeat_seconds: float,
-    ) -> None:
+    def __init__(self, study: optuna.Study, storage: RDBStorage, identity: int, slot: int, token: str) -> None:
         self.study, self.storage, self.identity, self.slot, self.token = study, storage, identity, slot, token
         assert isinstance(study.sampler, Proposals)  # noqa: S101
         self._space, self._random = study.sampler.space, slot < study.sampler.random
         self.trial = Trial(study, identity)
         self.lost = False
-        self._seconds = heartbeat_seconds
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._reported = set(storage.get_trial(identity).intermediate_values)
@@ -243,17 +272,15 @@ class Running:
         _held.discard(self.token)
 
     def _beat(self) -> None:
-        beat = 0
-        while not self._done.wait(self._seconds):
-            beat += 1
-            try:
-                self.storage.set_trial_user_attr(self.identity, BEAT, beat)
-            except UpdateFinishedTrialError:
-                self.lost = True
-                return
+        while not self._done.wait(self.storage.heartbeat_interval):
+            with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):  # the database is away for a moment
+                if self.storage.get_trial(self.identity).state.is_finished():
+                    self.lost = True
+                    return
+                self.storage.record_heartbeat(self.identity)
 
     def point(self) -> dict[str, float]:
-        """Where in the box this trial is."""
+        """Where in the search space this trial is."""
         point: dict[str, float] = {}
         for name, side in self._space.items():
             assert isinstance(side, optuna.distributions.FloatDistribution)  # noqa: S101

@@ -1,10 +1,10 @@
-"""A worker of a tuning: take the next place in line, evaluate its point, until nothing is left to take."""
+"""Evaluations of Q as tasks: take the next place in line, evaluate its point, until nothing is left to take."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import optuna
@@ -16,6 +16,7 @@ from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Moment
 from undelta.engine import MEMORY
 from undelta.engine.devices import device_of
+from undelta.files import make_folder
 from undelta.observation import Observation
 from undelta.observation.file import load_observation
 from undelta.studies.tuning.objective import Diverged, Mismatch, Objective
@@ -24,58 +25,81 @@ from undelta.studies.tuning.proposals import DIVERGED, Proposals
 from undelta.studies.tuning.shadow import ShadowQuality
 from undelta.studies.tuning.space import settings_of
 from undelta.studies.tuning.study import Running, Slots, TrialLost, make_pruner, open_storage, open_study
-from undelta.trials.leases import STALE_SECONDS, Leases
+from undelta.trials.pool import PoolError
+from undelta.trials.tasks import Progress, Tasks
 
 CHECKPOINTS = "checkpoints"
-HEARTBEAT_SECONDS = 20.0  # each is a line in the journal
 
 ShowTrial = Callable[[int], Watch]
 """Something to show a trial's progress with, by its place in line."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a worker is told; plain values, so that a process can be given it."""
+@dataclass(kw_only=True)
+class Evaluations(Tasks):
+    """The places in line of a tuning's study; who is at which is in its database."""
 
     directory: str
     storage: str | None
-    worker: str
     total: int
-    threads: int | None = None
-    """None leaves torch's number as it is."""
     checkpoint_seconds: float = 30.0
     model: str | None = None
     device: str = "auto"
     memory: int = MEMORY
-    home: str = ""
-    """The directory from which relative paths of data and models count."""
+    show: ShowTrial | None = field(default=None, repr=False)
+    """For a worker in this process."""
 
+    @cached_property
+    def slots(self) -> Slots:
+        """The places, as this worker sees them."""
+        plan = read_plan(Path(self.directory))
+        storage = open_storage(self.storage, Path(self.directory))
+        study = open_study(
+            storage,
+            plan.name,
+            sampler=Proposals(plan.sides, seed=plan.seed, random=plan.random),
+            pruner=make_pruner(prune=plan.prune, random=plan.random, warmup=plan.warmup),
+            direction=plan.direction,
+        )
+        return Slots(study, storage, total=self.total, worker=self.worker)
 
-def work(job: Job) -> None:
-    """What a worker process does."""
-    if job.home:
-        os.chdir(job.home)
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)  # sums over another number of threads round differently
-    directory = Path(job.directory)
-    plan = read_plan(directory)
-    observation = load_observation(directory / OBSERVATION, model=job.model).to(device_of(job.device))
-    slots, objective = join(job, plan), make_objective(plan, observation)
-    evaluate(slots, objective, directory, checkpoint_seconds=job.checkpoint_seconds, memory=job.memory)
+    def unfinished(self) -> list[str]:
+        """The places without a result."""
+        done = {trial.user_attrs["slot"] for trial in self.slots.finished()}
+        return [str(slot) for slot in range(self.total) if slot not in done]
 
+    def look(self) -> Progress:
+        """How far all workers together are."""
+        running = {str(slot): owner for slot, owner in self.slots.running().items()}
+        return Progress(total=self.total, done=len(self.slots.finished()), running=running)
 
-def join(job: Job, plan: Plan) -> Slots:
-    """The study's places in line, as this worker sees them."""
-    storage = open_storage(job.storage, Path(job.directory))
-    study = open_study(
-        storage,
-        plan.name,
-        sampler=Proposals(plan.sides, seed=plan.seed, random=plan.random),
-        pruner=make_pruner(prune=plan.prune, random=plan.random, warmup=plan.warmup),
-        direction=plan.direction,
-    )
-    leases = Leases(worker=job.worker, stale_seconds=STALE_SECONDS, heartbeat_seconds=HEARTBEAT_SECONDS)
-    return Slots(study, storage, total=job.total, worker=job.worker, leases=leases)
+    def free(self) -> int:
+        """How many places wait for a worker."""
+        return len(self.slots.waiting())
+
+    def task_of(self, worker: str) -> str | None:
+        """The place that a worker holds."""
+        return next((str(slot) for slot, owner in self.slots.running().items() if owner.worker == worker), None)
+
+    def give_up(self, task: str, reason: str) -> None:
+        """A point that kills its workers would leave the study without an answer."""
+        raise PoolError(f"evaluation {task}: {reason}")
+
+    def clean(self) -> None:
+        """Dead workers leave nothing but checkpoints, which whoever repeats their trials needs."""
+
+    def work(self) -> None:
+        """Evaluate one point after the other until there is nothing left to take."""
+        directory = Path(self.directory)
+        plan = read_plan(directory)
+        observation = load_observation(directory / OBSERVATION, model=self.model).to(device_of(self.device))
+        evaluate(
+            self.slots,
+            make_objective(plan, observation),
+            directory,
+            checkpoint_seconds=self.checkpoint_seconds,
+            memory=self.memory,
+            show=self.show,
+        )
 
 
 def make_objective(plan: Plan, observation: Observation) -> Objective:
@@ -118,7 +142,7 @@ def _attempt(
     show: Watch | None,
 ) -> None:
     folder = directory / CHECKPOINTS
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     opened: list[Path] = []
 
     def watch(moment: Moment, total: int) -> None:
