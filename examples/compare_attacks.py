@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from undelta import MissingKnowledge, Scenario, Trial, run, write_report, write_results, write_sheet
+from undelta import MissingKnowledge, Scenario, Trial, run, write_outcomes, write_report, write_sheet
 
 
 def main() -> None:
@@ -33,24 +33,26 @@ def main() -> None:
         epochs=4,
         batches=2,
     )
-    records, rows = [], [("private", scenario.draw(seed=0).images)]
+    trials, outcomes, rows = [], [], [("private", scenario.draw(seed=0).images)]
     for attack in given.attacks:
         arguments = {} if attack == "analytic" else {"steps": given.steps}  # the closed form has no iterations
         if attack == "strongest":
             arguments["rollout_steps"] = given.steps  # of its second phase
         try:
-            outcome = run(Trial(scenario=scenario, attack=attack, arguments=arguments, seed=0))
+            trial = Trial(scenario=scenario, attack=attack, arguments=arguments, seed=0)
+            outcome = run(trial)
         except MissingKnowledge as problem:  # not every attack applies to every update; the message says why
             print(f"{attack:<12} not applicable: {problem}")
             continue
-        order, psnr = list(outcome.score.order), outcome.score.psnr
+        psnr = outcome.record.psnr
         caption = "n/a" if psnr is None else f"{psnr:.1f} dB"
-        rows.append((f"{attack}: {caption}", outcome.reconstruction.images[order]))
-        records.append(outcome.record)
+        rows.append((f"{attack}: {caption}", outcome.images))
+        trials.append(trial)
+        outcomes.append(outcome)
         found = outcome.reconstruction
         print(f"{attack:<12} {caption:>8}  {found.iterations} iterations, {found.seconds:.1f} s")
     write_sheet(given.out / "reconstruction.png", rows)
-    write_results(given.out, records)
+    write_outcomes(given.out, trials, outcomes)
     print(f"pictures: {given.out / 'reconstruction.png'}\nreport:   {write_report(given.out)}")
 
 

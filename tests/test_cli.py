@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,10 +122,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "simulate", made.scenario, "--observation", made.observation, "--truth", made.truth, "--seed", "4"
     )
     made.printed["attack"] = undelta("attack", made.observation, "--out", made.out, "--seed", "7", *QUICK)
-    results = made.out / "results.json"
-    before = results.read_text() if results.exists() else ""
+    before = "".join(path.read_text() for path in made.out.glob("trials/*/record.json"))
     made.printed["score"] = undelta("score", made.out, "--truth", made.truth)
     return Run(directory=made.directory, printed=made.printed, before_scoring=before)
+
+
+def record_in(out: Path) -> dict[str, Any]:
+    (path,) = out.glob("trials/*/record.json")
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
 
 
 @pytest.fixture
@@ -146,7 +152,7 @@ def test_simulate_attack_and_score_work_in_a_row(run: Run) -> None:
     assert "PSNR" in run.printed["score"].out
     assert "undelta weights lpips" in run.printed["score"].out
     assert "undelta weights lpips" not in run.printed["attack"].out  # nothing is scored yet
-    record = json.loads((run.out / "results.json").read_text())["records"][0]
+    record = record_in(run.out)
     assert (record["attack"], record["seed"], record["status"]) == ("strongest", 7, "completed")
     assert record["iterations"] >= 2 * 12 + 5 * 3  # the midpoint resolves so short a path
     assert record["threads"] == 1
@@ -346,15 +352,14 @@ def test_a_bad_scenario_is_one_line(here: Here, tmp_path: Path, wrong: str, comp
 def test_earlier_results_are_replaced_only_when_asked(run: Run, here: Here, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(run.out, out)
-    before = {path: path.read_bytes() for path in out.iterdir()}
-    words: list[str | Path] = ["attack", run.observation, "--out", out, "--seed", "8"]
-    words += ["--steps", "1", "--set", "rollout_steps=1"]
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    words: list[str | Path] = ["attack", run.observation, "--out", out, "--seed", "7", *QUICK]
     finished = here(*words)
     assert is_one_clear_line(finished), finished
     assert "--overwrite" in finished.err
-    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert here(*words, "--overwrite").code == 0
-    assert json.loads((out / "results.json").read_text())["records"][0]["seed"] == 8
+    assert record_in(out)["psnr"] is None  # not scored yet
 
 
 # Help
@@ -454,10 +459,12 @@ def test_an_interrupted_attack_leaves_what_it_has(tmp_path: Path, monkeypatch: p
     assert process.returncode == 130, complaints
     assert "interrupted" in printed
     assert complaints == "Interrupted: what you see is the result so far.\n"
-    record = json.loads((out / "results.json").read_text())["records"][0]
+    record = record_in(out)
     assert record["status"] == "interrupted"
     assert 0 < record["iterations"] < 100_000_000
-    tensors, _ = read_tensors(out / "reconstruction.safetensors", kind="reconstruction", error=DataError)
+    tensors, _ = read_tensors(
+        next(out.glob("trials/*/reconstruction.safetensors")), kind="reconstruction", error=DataError
+    )
     assert torch.isfinite(tensors["images"]).all()
     with Image.open(out / "reconstruction.png") as image:
         assert image.size == (4 + 2 * 100, 4 + 120)

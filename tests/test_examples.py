@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from PIL import Image
 
 from undelta import load_observation
+from undelta.trials.directory import RunDirectory
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 QUICK = {
@@ -51,9 +51,9 @@ def test_attacks_are_compared_on_one_update_and_what_does_not_apply_is_said(
     tmp_path: Path, run_here: Callable[[str, Path], str]
 ) -> None:
     said = run_here("compare_attacks.py", tmp_path)
-    records = json.loads((tmp_path / "results.json").read_text())["records"]
-    assert [record["attack"] for record in records] == ["ig", "sme", "awa", "strongest"]
-    assert len({record["observation"] for record in records}) == 1
+    records = RunDirectory(tmp_path).records()
+    assert [record.attack for record in records] == ["ig", "sme", "awa", "strongest"]
+    assert len({record.observation for record in records}) == 1
     assert re.search(r"analytic +not applicable: the closed form needs", said)
     assert "strongest" in (tmp_path / "report.html").read_text()
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from undelta.observation import Observation
     from undelta.observation.file import load_observation, save_observation
     from undelta.report.write import write_report
+    from undelta.trials.outcomes import write_outcomes
     from undelta.trials.pictures import write_sheet
-    from undelta.trials.record import write_results
     from undelta.trials.trial import Trial, run
 
 __version__ = "0.1.0"
@@ -81,8 +81,8 @@ __all__ = [
     "score",
     "sme",
     "strongest",
+    "write_outcomes",
     "write_report",
-    "write_results",
     "write_sheet",
 ]
 
@@ -104,7 +104,7 @@ _ELSEWHERE = {
     "save_observation": "observation.file",
     "score": "evaluation.score",
     "write_report": "report.write",
-    "write_results": "trials.record",
+    "write_outcomes": "trials.outcomes",
     "write_sheet": "trials.pictures",
 }
 """Modules of the names that are no attacks."""

@@ -79,6 +79,8 @@ def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) ->
         # Of a table and something else, the value says which is meant.
         inner = [argument for argument in arguments if argument is not type(None)]
         fitting = [kind for kind in inner if is_dataclass(kind) == isinstance(value, Mapping)]
+        if isinstance(value, Mapping) and len(fitting) > 1:  # of several tables, the one that knows the most keys
+            fitting.sort(key=lambda kind: len(set(value) & {field.name for field in fields(kind)}), reverse=True)
         return _convert((fitting or inner)[0], value, where, error)
     if origin is Literal:
         if value not in arguments:

@@ -115,17 +115,16 @@ def test_a_lost_process_ends_the_run_with_a_checkpoint_that_goes_on(tmp_path: Pa
     run = subprocess.Popen(
         command(2, file, tmp_path / "out", *words), env=environment(), stderr=subprocess.PIPE, text=True
     )
-    checkpoint = tmp_path / "out" / "checkpoint.pt"
     deadline = time.monotonic() + 60
-    while not checkpoint.exists() and time.monotonic() < deadline:
+    while not list(tmp_path.glob("out/trials/*/checkpoint.pt")) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(child_with_rank(run.pid, 1), signal.SIGKILL)
     _, said = run.communicate(timeout=60)
     assert run.returncode != 0
     assert "undelta: " in said
-    assert "the same command goes on from there" in said
-    assert checkpoint.exists()
-    assert not (tmp_path / "out" / "results.json").exists()
+    assert "the same command resumes from there" in said
+    assert list(tmp_path.glob("out/trials/*/checkpoint.pt"))
+    assert not list(tmp_path.glob("out/trials/*/record.json"))
 
     again = subprocess.run(
         command(2, file, tmp_path / "out", *words), env=environment(), capture_output=True, text=True, timeout=120

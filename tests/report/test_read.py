@@ -137,7 +137,7 @@ def test_an_edited_configuration_does_not_keep_an_audit_from_being_read(audit: A
 
 
 def test_a_directory_without_results_says_what_was_expected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"run\.json.*results\.json"):
+    with pytest.raises(DataError, match=r"expected a run directory of undelta, found no file run\.json"):
         read_audit(tmp_path)
     (tmp_path / "run.json").write_text('{"title": "", "keys": []}')
     with pytest.raises(DataError, match="start the audit first"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from undelta.cli import app
 from undelta.client.scenario import Scenario
 from undelta.errors import DataError
 from undelta.studies.single import attack_job, floor_job, score_job, simulate_job
+from undelta.trials.directory import RunDirectory
 from undelta.trials.trial import Trial, run
 from undelta.trials.verdict import Thresholds, judge
 
@@ -36,7 +35,7 @@ def scored(tmp_path: Path) -> Path:
 
 
 def test_a_scored_run_has_the_floor_that_a_trial_has(scored: Path) -> None:
-    record = score_job(scored / "run", truth_path=scored / "truth.safetensors")
+    (record,) = score_job(scored / "run", truth_path=scored / "truth.safetensors")
     scenario = Scenario(
         data="digits",
         num_samples=2,
@@ -50,14 +49,14 @@ def test_a_scored_run_has_the_floor_that_a_trial_has(scored: Path) -> None:
     assert outcome.record.floor is not None
     assert record.floor.terms == pytest.approx(outcome.record.floor.terms, rel=1e-4)
     assert record.floor.level == outcome.record.floor.level
-    assert json.loads((scored / "run" / "results.json").read_text())["records"][0]["floor"] == asdict(record.floor)
+    assert RunDirectory(scored / "run").records()[0].floor == record.floor
 
 
 def test_an_observation_that_moved_can_be_named(scored: Path) -> None:
     moved = (scored / "seen.safetensors").rename(scored / "elsewhere.safetensors")
     truth = scored / "truth.safetensors"
-    assert score_job(scored / "run", truth_path=truth).floor is None
-    assert score_job(scored / "run", truth_path=truth, observation_path=moved).floor is not None
+    assert score_job(scored / "run", truth_path=truth)[0].floor is None
+    assert score_job(scored / "run", truth_path=truth, observation_path=moved)[0].floor is not None
 
 
 def test_another_observation_is_refused(scored: Path) -> None:

@@ -21,9 +21,11 @@ from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError, MissingKnowledge, ObservationError
 from undelta.files import FORMAT, make_folder, read_tensors, write_tensors
 from undelta.observation.file import digest_of, load_observation, save_observation
-from undelta.studies.single import RECONSTRUCTION, attack_job, check_directory, score_job, simulate_job
+from undelta.report.pictures import read_pictures
+from undelta.report.read import read_audit
+from undelta.studies.single import attack_job, score_job, simulate_job
 from undelta.trials.config import load_scenario, make_attack, parse_settings
-from undelta.trials.record import read_results, write_results
+from undelta.trials.directory import RECONSTRUCTION, RunDirectory
 
 TOML = """
 data = "faces"
@@ -192,39 +194,36 @@ def test_simulating_again_gives_the_same_content(tmp_path: Path, files: Files) -
         assert all(torch.equal(tensor, tensors_again[name]) for name, tensor in tensors.items())
 
 
-@pytest.mark.parametrize("content", ["{", '{"schema": 1, "records": []}', '{"schema": 2, "records": []}'])
-def test_results_that_cannot_be_read_are_somebodys_and_can_be_overwritten(tmp_path: Path, content: str) -> None:
-    (tmp_path / "results.json").write_text(content)
-    with pytest.raises(ConfigError, match="already holds results"):
-        check_directory(tmp_path, overwrite=False)
-    check_directory(tmp_path, overwrite=True)
-
-
 def test_attack_and_score_leave_results_pictures_and_images(tmp_path: Path, files: Files) -> None:
     out = tmp_path / "deep" / "run"
     record = attack_job(files.observation, attack="strongest", arguments=QUICK, out=out, seed=1)
     assert record.psnr is None
     assert record.scenario["data"] is None
-    assert read_results(out) == [record]
-    tensors, _ = read_tensors(out / RECONSTRUCTION, kind="reconstruction", error=DataError)
+    store = RunDirectory(out)
+    assert store.records() == [record]
+    folder = store.folder(record.key)
+    tensors, _ = read_tensors(folder / RECONSTRUCTION, kind="reconstruction", error=DataError)
     assert tensors["images"].shape == (2, 1, 12, 12)
     with Image.open(out / "reconstruction.png") as image:
         assert image.size == (4 + 2 * 100, 4 + 120)
 
-    scored = score_job(out, truth_path=files.truth)
+    (scored,) = score_job(out, truth_path=files.truth)
     assert 0 < (scored.psnr or 0) < 100
     assert scored.lpips is None
     assert len(scored.images) == 2
     assert (scored.scenario["data"], scored.scenario["rounds"]) == ("faces", 0)
     assert scored.arguments == QUICK
-    assert read_results(out) == [scored]
+    assert store.records() == [scored]
     with Image.open(out / "reconstruction.png") as image:
         assert image.size == (4 + 2 * 100, 4 + 2 * 120)
-    assert sorted(path.name for path in out.iterdir()) == [
-        "reconstruction.png",
-        RECONSTRUCTION,
-        "results.json",
+    assert sorted(path.name for path in out.iterdir()) == ["reconstruction.png", "run.json", "trials"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "pictures.safetensors",
+        "reconstruction.safetensors",
+        "record.json",
+        "trial.json",
     ]
+    assert read_pictures(folder / "pictures.safetensors").originals.shape == (2, 1, 12, 12)
 
 
 def test_scoring_twice_gives_the_same_record(tmp_path: Path, files: Files) -> None:
@@ -250,46 +249,71 @@ def test_a_bad_observation_leaves_no_directory_behind(tmp_path: Path, files: Fil
 def test_a_finished_run_is_kept_unless_told_otherwise(tmp_path: Path, files: Files) -> None:
     out = tmp_path / "run"
     attack_job(files.observation, attack="strongest", arguments=QUICK, out=out, seed=1)
-    before = {path: path.read_bytes() for path in out.iterdir()}
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match="--overwrite"):
-        attack_job(files.observation, attack="strongest", arguments=QUICK, out=out, seed=2)
-    assert {path: path.read_bytes() for path in out.iterdir()} == before
-    attack_job(files.observation, attack="strongest", arguments=QUICK, out=out, seed=2, overwrite=True)
-    assert read_results(out)[0].seed == 2
+        attack_job(files.observation, attack="strongest", arguments=QUICK, out=out, seed=1)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    (first,) = RunDirectory(out).records()
+    attack_job(files.observation, attack="strongest", arguments=QUICK, out=out, seed=1, overwrite=True)
+    (again,) = RunDirectory(out).records()
+    assert (again.mismatch, again.seconds) != (first.mismatch, first.seconds)
+    assert again.mismatch == first.mismatch
+
+
+def test_attacks_on_one_update_accumulate_and_are_scored_together(tmp_path: Path, files: Files) -> None:
+    out = tmp_path / "run"
+    for attack in ("ig", "awa"):
+        attack_job(files.observation, attack=attack, arguments={"steps": 2}, out=out, seed=1)
+    scored = score_job(out, truth_path=files.truth)
+    assert [(record.attack, record.scored) for record in scored] == [("ig", True), ("awa", True)]
+    attack_job(files.observation, attack="sme", arguments={"steps": 2}, out=out, seed=1)
+    assert [record.scored for record in RunDirectory(out).records()] == [True, True, False]
+    assert len(read_audit(out).records) == 3
+
+
+def test_an_attack_does_not_write_into_an_audit(tmp_path: Path, files: Files) -> None:
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "audit.toml").touch()
+    with pytest.raises(ConfigError, match="holds an audit"):
+        attack_job(files.observation, attack="ig", arguments={"steps": 2}, out=tmp_path / "audit", seed=1)
+
+
+def test_an_attack_that_runs_already_is_not_started_twice(tmp_path: Path, files: Files) -> None:
+    out = tmp_path / "run"
+
+    def start_again(moment: Moment, total: int) -> None:
+        with pytest.raises(ConfigError, match="the same attack is running"):
+            attack_job(files.observation, attack="ig", arguments={"steps": 2}, out=out, seed=1)
+
+    attack_job(files.observation, attack="ig", arguments={"steps": 2}, out=out, seed=1, watch=start_again)
+    assert [record.status for record in RunDirectory(out).records()] == ["completed"]
 
 
 def test_scoring_against_another_scenarios_truth_is_refused(tmp_path: Path, files: Files) -> None:
     attack_job(files.observation, attack="strongest", arguments=QUICK, out=tmp_path / "run", seed=1)
-    before = (tmp_path / "run" / "results.json").read_bytes()
+    before = RunDirectory(tmp_path / "run").records()
     files.scenario.write_text(TOML.replace("12", "16"))
     simulate_job(files.scenario, observation_path=tmp_path / "other", truth_path=tmp_path / "other truth", seed=3)
     with pytest.raises(DataError, match="the truth of another observation"):
         score_job(tmp_path / "run", truth_path=tmp_path / "other truth")
     with pytest.raises(DataError, match="expected a file of kind 'truth', got 'observation'"):
         score_job(tmp_path / "run", truth_path=files.observation)
-    assert (tmp_path / "run" / "results.json").read_bytes() == before
+    assert RunDirectory(tmp_path / "run").records() == before
 
 
 def test_scoring_a_directory_that_is_no_run_is_refused(tmp_path: Path, files: Files) -> None:
-    with pytest.raises(DataError, match=r"results\.json"):
+    with pytest.raises(DataError, match=r"run\.json"):
         score_job(tmp_path, truth_path=files.truth)
-    attack_job(files.observation, attack="strongest", arguments=QUICK, out=tmp_path / "run", seed=1)
-    (tmp_path / "run" / RECONSTRUCTION).unlink()
+    record = attack_job(files.observation, attack="strongest", arguments=QUICK, out=tmp_path / "run", seed=1)
+    (RunDirectory(tmp_path / "run").folder(record.key) / RECONSTRUCTION).unlink()
     with pytest.raises(DataError, match="no such file"):
         score_job(tmp_path / "run", truth_path=files.truth)
 
 
-def test_scoring_the_results_of_several_attacks_is_refused(tmp_path: Path, files: Files) -> None:
-    attack_job(files.observation, attack="strongest", arguments=QUICK, out=tmp_path / "run", seed=1)
-    write_results(tmp_path / "run", read_results(tmp_path / "run") * 2)
-    with pytest.raises(DataError, match="expected the results of one attack, got 2 records"):
-        score_job(tmp_path / "run", truth_path=files.truth)
-
-
 def test_a_reconstruction_file_without_images_is_refused(tmp_path: Path, files: Files) -> None:
-    attack_job(files.observation, attack="strongest", arguments=QUICK, out=tmp_path / "run", seed=1)
+    record = attack_job(files.observation, attack="strongest", arguments=QUICK, out=tmp_path / "run", seed=1)
     write_tensors(
-        tmp_path / "run" / RECONSTRUCTION,
+        RunDirectory(tmp_path / "run").folder(record.key) / RECONSTRUCTION,
         {"labels": torch.tensor([0, 1])},
         {"format": FORMAT, "kind": "reconstruction"},
     )
@@ -298,16 +322,16 @@ def test_a_reconstruction_file_without_images_is_refused(tmp_path: Path, files: 
 
 
 def test_a_record_without_its_fields_is_refused(tmp_path: Path, files: Files) -> None:
-    attack_job(files.observation, attack="strongest", arguments=QUICK, out=tmp_path / "run", seed=1)
-    (tmp_path / "run" / "results.json").write_text(json.dumps({"schema": 1, "undelta": "0", "records": [{}]}))
-    with pytest.raises(DataError, match=r"results\.json"):
+    record = attack_job(files.observation, attack="strongest", arguments=QUICK, out=tmp_path / "run", seed=1)
+    (RunDirectory(tmp_path / "run").folder(record.key) / "record.json").write_text(json.dumps({"schema": 1}))
+    with pytest.raises(DataError, match=r"record\.json"):
         score_job(tmp_path / "run", truth_path=files.truth)
 
 
-def test_a_file_in_the_directorys_place_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_the_directorys_place_is_refused(tmp_path: Path, files: Files) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):
-        check_directory(tmp_path / "file", overwrite=True)
+        attack_job(files.observation, attack="ig", arguments={"steps": 1}, out=tmp_path / "file", seed=1)
     with pytest.raises(ConfigError, match="cannot make the directory"):
         make_folder(tmp_path / "file" / "below")
 
@@ -339,4 +363,4 @@ def test_an_interrupted_run_goes_on_with_the_same_command(files: Files, tmp_path
     assert attack_job(files.observation, **settings, watch=interrupt).status == "interrupted"
     assert attack_job(files.observation, **settings).status == "completed"
     whole = attack_job(files.observation, **{**settings, "out": tmp_path / "whole"})
-    assert read_results(tmp_path / "run")[0].mismatch == whole.mismatch
+    assert RunDirectory(tmp_path / "run").records()[0].mismatch == whole.mismatch

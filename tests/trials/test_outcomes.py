@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -30,6 +30,14 @@ SCENARIO = Scenario(
     learning_rate=0.05,
 )
 TRIAL = Trial(scenario=SCENARIO, attack="awa", arguments={"steps": 12}, seed=4, name="clinic", defense="blur")
+
+
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    assert value is not None
+    return value
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +79,7 @@ def test_the_curve_measures_the_saved_iterates_in_the_final_order(outcome: Outco
     iterates = outcome.reconstruction.iterates
     assert [point.iteration for point in curve] == [iterate.iteration for iterate in iterates]
     assert len(curve) >= 5
-    order, truth = list(outcome.score.order), outcome.private.images
+    order, truth = list(known(outcome.score).order), known(outcome.private).images
     for point, iterate in zip(curve, iterates, strict=True):
         images = iterate.images[order].float() / 255
         assert point.psnr == pytest.approx(float(psnr(images, truth).mean()))
@@ -87,24 +95,24 @@ def test_a_curve_of_images_too_small_for_ssim_has_none(tmp_path: Path) -> None:
 
 
 def test_pictures_are_bytes_in_the_order_of_the_originals(outcome: Outcome) -> None:
-    found = pictures(outcome)
+    found = known(pictures(outcome))
     count = len(outcome.reconstruction.iterates)
     assert found["originals"].shape == found["reconstruction"].shape == (3, 1, 12, 12)
     assert found["iterates"].shape == (count, 3, 1, 12, 12)
     assert found["iterations"].tolist() == [iterate.iteration for iterate in outcome.reconstruction.iterates]
     assert found["iterations"].dtype == torch.int64
     assert all(found[name].dtype == torch.uint8 for name in ("originals", "reconstruction", "iterates"))
-    assert (found["originals"].double() / 255 - outcome.private.images).abs().max() <= 0.5 / 255 + 1e-6
+    assert (found["originals"].double() / 255 - known(outcome.private).images).abs().max() <= 0.5 / 255 + 1e-6
     matched = found["reconstruction"].double() / 255
-    measured = psnr(matched, outcome.private.images)
-    for value, image in zip(measured.tolist(), outcome.score.images, strict=True):
+    measured = psnr(matched, known(outcome.private).images)
+    for value, image in zip(measured.tolist(), known(outcome.score).images, strict=True):
         assert value == pytest.approx(image.psnr, abs=0.1)
 
 
 def test_an_attack_without_iterates_has_an_empty_stack_of_them() -> None:
     trial = Trial(scenario=replace(SCENARIO, model="mlp", model_arguments={}, epochs=1), attack="analytic")
     outcome = run(trial)
-    assert pictures(outcome)["iterates"].shape == (0, 3, 1, 12, 12)
+    assert known(pictures(outcome))["iterates"].shape == (0, 3, 1, 12, 12)
     assert outcome.record.curve == ()
     assert outcome.record.layer_weights is None
 
@@ -144,4 +152,4 @@ def test_a_diverged_attack_has_no_final_weights(outcome: Outcome) -> None:
 
 def test_images_that_are_no_numbers_are_black(outcome: Outcome) -> None:
     broken = replace(outcome.reconstruction, images=torch.full_like(outcome.reconstruction.images, torch.nan))
-    assert pictures(replace(outcome, reconstruction=broken))["reconstruction"].max() == 0
+    assert known(pictures(replace(outcome, reconstruction=broken)))["reconstruction"].max() == 0

@@ -70,16 +70,16 @@ def test_scenarios_attacks_defenses_and_seeds_are_multiplied_out(tmp_path: Path)
     ]
     first, last = trials[0], trials[-1]
     assert (first.defense, first.attack, first.arguments, first.seed) == ("none", "awa", {"steps": 3}, 3)
-    assert (first.scenario.epochs, first.scenario.batches, first.scenario.data) == (1, 2, "faces")
+    assert (first.simulated.epochs, first.simulated.batches, first.simulated.data) == (1, 2, "faces")
     assert (last.defense, last.attack, last.arguments, last.seed) == ("one batch", "ig", {"steps": 2}, 5)
-    assert (last.scenario.epochs, last.scenario.batches, last.scenario.norm_mode) == (2, 1, "eval")
+    assert (last.simulated.epochs, last.simulated.batches, last.simulated.norm_mode) == (2, 1, "eval")
 
 
 def test_named_scenarios_come_besides_varied_ones(tmp_path: Path) -> None:
     named = '[[scenarios]]\nname = "pretrained"\nrounds = 1\n'
     assert [trial.name for trial in plan_of(tmp_path, BASE + named + ATTACK)] == ["pretrained"]
     trials = plan_of(tmp_path, BASE + "[vary]\nepochs = [3]\n" + named + ATTACK)
-    assert [(trial.name, trial.scenario.epochs, trial.scenario.rounds) for trial in trials] == [
+    assert [(trial.name, trial.simulated.epochs, trial.simulated.rounds) for trial in trials] == [
         ("epochs=3", 3, 0),
         ("pretrained", Scenario().epochs, 1),
     ]
@@ -132,7 +132,7 @@ def test_the_example_in_the_repository_is_sound() -> None:
 def test_a_key_is_the_digest_of_the_content_and_ignores_names() -> None:
     trial = Trial(scenario=Scenario(), attack="awa", arguments={"steps": 2}, seed=1)
     content = {
-        "scenario": describe_scenario(trial.scenario),
+        "scenario": describe_scenario(trial.simulated),
         "attack": "awa",
         "arguments": {"steps": 2},
         "seed": 1,

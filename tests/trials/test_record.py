@@ -1,4 +1,4 @@
-"""Records: what results.json holds, and what it refuses."""
+"""Records: what record.json holds, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 import torch
 
-import undelta
 import undelta.trials.record as record_module
 from undelta.attacker.reconstruction import Moment, Reconstruction, Status
 from undelta.client.disclose import disclose
@@ -30,10 +29,8 @@ from undelta.trials.record import (
     describe_scenario,
     from_json,
     peak_memory_mb,
-    read_results,
     with_result,
     with_score,
-    write_results,
 )
 
 SCENARIO = Scenario(
@@ -150,53 +147,25 @@ def test_an_observation_says_nothing_of_the_data_or_the_round() -> None:
         assert observed[key] == planned[key]
 
 
-def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
-    records = [record(reconstruction()), record(reconstruction("diverged"))]
-    write_results(tmp_path, records)
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert set(results) == {"schema", "undelta", "records"}
-    assert (results["schema"], results["undelta"]) == (2, undelta.__version__)
-    assert [as_values(one) for one in read_results(tmp_path)] == [as_values(one) for one in records]
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+def test_records_come_back_as_they_were_written() -> None:
+    for made in (record(reconstruction()), record(reconstruction("diverged"))):
+        assert from_json(json.loads(as_json(made)), "here") == made
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 @pytest.mark.parametrize("status", ["diverged", "interrupted"])
-def test_a_run_that_ended_without_a_finite_loss_is_still_written(tmp_path: Path, status: Status, loss: float) -> None:
-    write_results(tmp_path, [record(reconstruction(status, loss))])
-
+def test_a_run_that_ended_without_a_finite_loss_is_still_written(status: Status, loss: float) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    results = json.loads((tmp_path / "results.json").read_text(), parse_constant=refuse)
-    assert results["records"][0]["status"] == status
+    written = json.loads(as_json(record(reconstruction(status, loss))), parse_constant=refuse)
+    assert written["status"] == status
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"\xff",
-        b"[]",
-        b"null",
-        b"{}",
-        b'{"schema": 1, "records": []}',
-        b'{"schema": 2}',
-        b'{"schema": 2, "records": {}}',
-        b'{"schema": 2, "records": [1]}',
-        b'{"schema": 2, "records": [{"schema": 2}]}',
-    ],
-)
-def test_results_that_are_no_results_are_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "results.json").write_bytes(content)
-    with pytest.raises(DataError, match=r"results\.json"):
-        read_results(tmp_path)
-
-
-def test_missing_results_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"results\.json: No such file"):
-        read_results(tmp_path)
+@pytest.mark.parametrize("values", [[], None, 1, {}, {"schema": 1}, {"schema": "2"}, {"schema": 2}])
+def test_what_is_no_record_is_refused(values: object) -> None:
+    with pytest.raises(DataError, match="here: "):
+        from_json(values, "here")
 
 
 def test_the_peak_memory_is_that_of_a_process_with_torch() -> None:

@@ -38,7 +38,7 @@ def demo(out: Annotated[Path, typer.Option(help="Where results go.")] = Path("un
         records = demo_job(out, seed=seed, watch=progress.start)
     print_table(records)
     page = write_report(out)
-    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nResults:  {out / 'results.json'}\nReport:   {page}")
+    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nRecords:  {out / 'trials'}\nReport:   {page}")
     exit_if_interrupted(records)
 
 
@@ -76,7 +76,7 @@ def attack(
         Path | None, typer.Option(help="Layer weights, as `undelta tune` wrote them; --set wins over them.")
     ] = None,
     model: CustomModel = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Run it again if it is finished in --out.")] = False,
     checkpoint_seconds: CheckpointSeconds = 30.0,
     device: Device = "auto",
     memory: Memory = 1.0,
@@ -201,8 +201,7 @@ def score(
     """Compare a reconstruction with the truth, and its loss with that of the truth."""
     from undelta.studies.single import score_job
 
-    record = score_job(directory, truth_path=truth, observation_path=observation, model=model)
-    print_table([record])
+    print_table(score_job(directory, truth_path=truth, observation_path=observation, model=model))
     typer.echo(f"Pictures: {directory / 'reconstruction.png'}")
 
 

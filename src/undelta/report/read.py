@@ -1,4 +1,4 @@
-"""Reading an audit's directory, or that of one run, into values; the first stage of a report.
+"""Reading a run directory into values; the first stage of a report.
 
 Files may come from elsewhere, so every field is checked.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 from undelta.errors import DataError
 from undelta.files import load_json
 from undelta.schema import parse
-from undelta.trials.directory import RUN, RunDirectory
-from undelta.trials.record import Record, read_results
+from undelta.trials.directory import CONFIGURATION, RUN, RunDirectory
+from undelta.trials.record import Record
 from undelta.trials.tradeoff import Tradeoff, read_tradeoff
 from undelta.trials.tuning_file import TuningFile, read_tuning
 from undelta.trials.verdict import Verdict
@@ -39,25 +39,20 @@ class Audit:
 
 
 def read_audit(directory: Path) -> Audit:
-    """What `undelta audit --out DIR` left behind, finished or not; or a run of `undelta attack` or `demo`."""
+    """What a command with ``--out DIR`` left behind, finished or not."""
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory; expected what `undelta audit --out` wrote")
     if (directory / RUN).is_file():
         return _read_trials(directory)
-    if (directory / "results.json").is_file():
-        return _read_run(directory)
     if (directory / "trials").is_dir():
         raise DataError(
             f"{directory}: no {RUN} beside trials/; start the audit again, elsewhere if another version began it"
         )
-    raise DataError(
-        f"{directory}: expected a file {RUN} (of `undelta audit`) or results.json (of `undelta attack` or `demo`), "
-        "found neither"
-    )
+    raise DataError(f"{directory}: expected a run directory of undelta, found no file {RUN}")
 
 
 def _read_trials(directory: Path) -> Audit:
-    store, configuration = RunDirectory(directory), directory / "audit.toml"
+    store, configuration, sheet = RunDirectory(directory), directory / CONFIGURATION, directory / "reconstruction.png"
     contents = store.contents()
     if not contents.keys:
         raise DataError(f"{directory}: no trial in it yet; start the audit first")
@@ -72,18 +67,7 @@ def _read_trials(directory: Path) -> Audit:
         verdicts=_read_verdicts(directory / "verdict.json"),
         tuning=read_tuning(directory),
         tradeoff=read_tradeoff(directory),
-    )
-
-
-def _read_run(directory: Path) -> Audit:
-    sheet = directory / "reconstruction.png"
-    records = read_results(directory)
-    return Audit(
-        title=directory.resolve().name,
-        directory=directory,
-        records=tuple(records),
-        tuning=read_tuning(directory),
-        sheet=sheet if sheet.is_file() else None,
+        sheet=sheet if sheet.is_file() and not any(pictures.values()) else None,
     )
 
 

@@ -71,7 +71,8 @@ def check_metrics(plan: Plan, gates: Sequence[Gate]) -> None:
             "--fail-below lpips needs LPIPS, whose weights are missing; fetch them: undelta weights lpips"
         )
     if any(gate.metric == "ssim" for gate in gates):
-        pictures = {(trial.scenario.data, trial.scenario.image_size): trial.scenario for trial in plan.trials}
+        simulated = [trial.simulated for trial in plan.trials]
+        pictures = {(scenario.data, scenario.image_size): scenario for scenario in simulated}
         for scenario in pictures.values():
             side = min(scenario.image_spec().shape[1:])
             if side < WINDOW:

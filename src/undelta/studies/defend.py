@@ -78,7 +78,7 @@ def defend_job(
     for note in notes:
         say(f"Note: {note}.")
     audited = run_plan(plan, out=out, workers=workers, retry_failed=retry_failed, say=say)
-    scenarios = {trial.defense: trial.scenario for trial in plan.trials}
+    scenarios = {trial.defense: trial.simulated for trial in plan.trials}
     federations = {
         defense: [Federation.of(scenario, rounds=file.rounds, seed=seed) for seed in file.seeds]
         for defense, scenario in scenarios.items()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,25 +28,21 @@ from undelta.observation import Observation
 from undelta.observation.file import digest_of, load_observation, save_observation
 from undelta.studies.audit import judge_job
 from undelta.trials.config import load_scenario, make_attack
-from undelta.trials.directory import CHECKPOINT, RunDirectory
-from undelta.trials.leases import Leases
+from undelta.trials.directory import CHECKPOINT, CONFIGURATION, PICTURES, RECONSTRUCTION, RECORD, RUN, RunDirectory
+from undelta.trials.leases import Lease, Leases
+from undelta.trials.outcomes import compare
 from undelta.trials.pictures import write_sheet
 from undelta.trials.plan import load_plan
 from undelta.trials.record import (
     Record,
-    describe_observation,
     describe_scenario,
-    read_results,
-    reset_peak_memory,
     summary,
-    with_result,
     with_score,
-    write_results,
 )
-from undelta.trials.trial import checkpoint_key
+from undelta.trials.trial import Recorded, Trial, run
 from undelta.trials.worker import attempt
 
-RECONSTRUCTION = "reconstruction.safetensors"
+SHEET = "reconstruction.png"
 
 
 def simulate_job(
@@ -83,94 +80,132 @@ def attack_job(
 ) -> Record:
     """Attack an observation file; the truth is nowhere near.
 
-    The same call after a crash or Ctrl-C goes on from the last checkpoint and ends with the same images. Under
-    ``torchrun`` all processes make this call and share the work; the first one reads and writes the files in ``out``.
+    The same call after a crash or Ctrl-C resumes from the last checkpoint and ends with the same images. Other attacks
+    with the same ``out`` accumulate there. Under ``torchrun`` all processes make this call and share the work; the
+    first one reads and writes the files in ``out``.
+
+    Args:
+        observation_path: A recorded update.
+        attack: A name.
+        arguments: Settings of the attack.
+        out: The run directory.
+        seed: Of the attack.
+        model: A custom model, which the user trusts.
+        overwrite: Whether to run it again if it is finished.
+        checkpoint_seconds: What a kill may cost.
+        device: Where the attack runs.
+        memory: Bytes that it may keep in order to save time.
+        watch: Is told of progress.
     """
-    method = make_attack(attack, arguments)
-    observation = load_observation(observation_path, model=model)
-    key = checkpoint_key(observation, attack, arguments, seed)
+    make_attack(attack, arguments)  # complains before anything is read
+    recorded = Recorded.of(observation_path, model=model)
+    trial = Trial(scenario=recorded, attack=attack, arguments=arguments, seed=seed, name=summary(recorded.about))
     ranks.join(device_of(device))
-    observation = observation.to(device_of(device))
-    fresh = not out.exists()
-    _prepare(out, overwrite=overwrite)
-    reset_peak_memory()
-    try:
-        checkpoint = Checkpoint(out / CHECKPOINT, key=key, seconds=checkpoint_seconds)
-        reconstruction = method(observation, seed=seed, run=Run(watch=watch, checkpoint=checkpoint, memory=memory))
-    except RankFailure as problem:
-        raise RankFailure(f"{problem}; {_resume(out)}") from None
-    except UndeltaError:
-        if ranks.rank() == 0 and fresh and not any(out.iterdir()):
-            out.rmdir()  # refused before any work: leave nothing behind
-        raise
-    first = ranks.rank() == 0
-    ranks.leave()
-    scenario = describe_observation(observation)
-    record = Record(
-        key=hashlib.sha256(key.encode()).hexdigest()[:16],
-        name=summary(scenario),
-        scenario=scenario,
-        attack=attack,
-        arguments=dict(arguments),
-        seed=seed,
-        observation_file=str(observation_path.resolve()),  # where `score` finds it for the floor
-    )
-    record = with_result(record, reconstruction, observation)
-    if not first:
-        return record
-    write_tensors(
-        out / RECONSTRUCTION,
-        {"images": reconstruction.images.cpu(), "labels": reconstruction.labels.cpu()},
-        {"format": FORMAT, "kind": "reconstruction"},
-    )
-    write_sheet(out / "reconstruction.png", [("reconstruction", reconstruction.images)])
-    write_results(out, [record])
-    if reconstruction.status != "interrupted":
-        checkpoint.close()
-    return record
+    store, fresh = RunDirectory(out), not out.exists()
+    folder = store.folder(trial.key)
+    with _begin(store, trial, overwrite=overwrite) as check:
+
+        def open_run(key: str) -> Run:
+            checkpoint = Checkpoint(folder / CHECKPOINT, key=key, seconds=checkpoint_seconds, check=check)
+            return Run(watch=watch, checkpoint=checkpoint, memory=memory)
+
+        try:
+            outcome = run(trial, open_run=open_run, device=device)
+        except RankFailure as problem:
+            raise RankFailure(f"{problem}; {_resume(folder)}") from None
+        except UndeltaError:
+            if ranks.rank() == 0 and fresh and not (folder / CHECKPOINT).exists():
+                shutil.rmtree(out)  # refused before any work: leave nothing behind
+            raise
+        first = ranks.rank() == 0
+        ranks.leave()
+        if first:
+            found = outcome.reconstruction
+            tensors = {"images": found.images.cpu(), "labels": found.labels.cpu()}
+            write_tensors(folder / RECONSTRUCTION, tensors, {"format": FORMAT, "kind": "reconstruction"})
+            write_sheet(out / SHEET, [(attack, found.images)])
+            store.finish(outcome.record, None, check)
+    return outcome.record
 
 
-def _prepare(out: Path, *, overwrite: bool) -> None:
-    """Make the run directory; where several processes share the attack, all hear what the first one found."""
-    problem = ""
+@contextmanager
+def _begin(store: RunDirectory, trial: Trial, *, overwrite: bool) -> Iterator[Callable[[], None]]:
+    """Lease a trial's folder; where several processes share the attack, all hear what the first one found."""
+    problem, lease = "", None
     if ranks.rank() == 0:
         try:
-            check_directory(out, overwrite=overwrite)
-            make_folder(out)
+            lease = _lease(store, trial, overwrite=overwrite)
         except UndeltaError as found:
             problem = str(found)
-        else:
-            if overwrite:
-                (out / CHECKPOINT).unlink(missing_ok=True)
     problem = ranks.same_bytes(problem.encode()).decode()
     if problem:
         raise ConfigError(problem)
+    with lease or nullcontext():
+        yield lease.check if lease else lambda: None
 
 
-def _resume(out: Path) -> str:
-    if not (out / CHECKPOINT).exists():
+def _lease(store: RunDirectory, trial: Trial, *, overwrite: bool) -> Lease:
+    out, leases = store.directory, Leases(worker="attack")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; choose a directory for --out")
+    if (out / CONFIGURATION).exists():
+        raise ConfigError(f"{out} holds an audit; choose another --out")
+    there = [store.trial(key) for key in store.contents().keys] if (out / RUN).exists() else []
+    store.prepare(None, [*there, trial], leases)
+    lease = leases.acquire(store.folder(trial.key))
+    if lease is None:
+        raise ConfigError(f"the same attack is running in {out}; choose another --out")
+    if overwrite:
+        for name in (CHECKPOINT, RECORD, RECONSTRUCTION, PICTURES):
+            (store.folder(trial.key) / name).unlink(missing_ok=True)
+    if store.status(trial.key) is not None:
+        lease.release()
+        raise ConfigError(f"{out} already holds the results of this attack; choose another --out, or pass --overwrite")
+    return lease
+
+
+def _resume(folder: Path) -> str:
+    if not (folder / CHECKPOINT).exists():
         return "there is no checkpoint here yet"
-    return f"the last checkpoint is {out / CHECKPOINT}, and the same command goes on from there"
+    return f"the last checkpoint is {folder / CHECKPOINT}, and the same command resumes from there"
 
 
 def score_job(
     directory: Path, *, truth_path: Path, observation_path: Path | None = None, model: str | None = None
-) -> Record:
-    """Score an attack's run directory against the truth; adds the metrics to its results and its picture.
+) -> list[Record]:
+    """Score a directory's attacks against the truth; adds the metrics to their records, and pictures.
 
     The floor needs the observation: the one that was attacked, if it is still where it was, or another copy of it.
     """
-    records = read_results(directory)
-    if len(records) != 1:
-        raise DataError(f"{directory}: expected the results of one attack, got {len(records)} records")
-    tensors, _ = read_tensors(directory / RECONSTRUCTION, kind="reconstruction", error=DataError)
-    if not {"images", "labels"} <= set(tensors):
-        raise DataError(f"{directory / RECONSTRUCTION}: expected images and labels, got {', '.join(sorted(tensors))}")
+    store = RunDirectory(directory)
     private, scenario, digest = load_private(truth_path)
-    record = records[0]
-    if record.observation != digest:
+    recorded = [record for record in store.records() if record.observation_file is not None]
+    if not recorded:
+        raise DataError(f"{directory}: no attack on a recorded update in it")
+    if any(record.observation != digest for record in recorded):
         raise DataError(f"{truth_path} is the truth of another observation than the one that {directory} attacked")
-    reconstruction = Reconstruction(
+    observation = _attacked(recorded[0], observation_path, model)
+    scored, rows = [], [("original", private.images)]
+    for record in recorded:
+        reconstruction = _reconstruction(record, store.folder(record.key) / RECONSTRUCTION)
+        result = score(reconstruction, private, observation=observation)
+        record = with_score(replace(record, scenario=scenario, name=summary(scenario)), result)
+        rows.append((record.attack, reconstruction.images[list(result.order)]))
+        lease = Leases(worker="score").acquire(store.folder(record.key))
+        if lease is None:
+            raise ConfigError(f"{directory}: its attack {record.attack} is running; score it when it is done")
+        with lease:
+            store.finish(record, compare(reconstruction, private, result), lease.check)
+        scored.append(record)
+    write_sheet(directory / SHEET, rows)
+    return scored
+
+
+def _reconstruction(record: Record, path: Path) -> Reconstruction:
+    tensors, _ = read_tensors(path, kind="reconstruction", error=DataError)
+    if not {"images", "labels"} <= set(tensors):
+        raise DataError(f"{path}: expected images and labels, got {', '.join(sorted(tensors))}")
+    return Reconstruction(
         images=tensors["images"],
         labels=tensors["labels"],
         mismatch=math.nan if record.mismatch is None else record.mismatch,
@@ -181,13 +216,6 @@ def score_job(
         objective=record.objective,
         learned=record.learned,
     )
-    observation = _attacked(record, observation_path, model)
-    result = score(reconstruction, private, observation=observation)
-    record = with_score(replace(record, scenario=scenario, name=summary(scenario)), result)
-    rows = [("original", private.images), (record.attack, reconstruction.images[list(result.order)])]
-    write_sheet(directory / "reconstruction.png", rows)
-    write_results(directory, [record])
-    return record
 
 
 def _attacked(record: Record, path: Path | None, model: str | None) -> Observation | None:
@@ -250,13 +278,13 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
     An interrupted demo goes on where it was; a finished one runs again.
     """
     make_folder(out)
-    configuration = out / "audit.toml"
+    configuration = out / CONFIGURATION
     write_bytes(configuration, DEMO_TOML.format(seed=seed).encode())
     plan, store, leases = load_plan(configuration), RunDirectory(out), Leases(worker="demo")
     if not all(leases.is_free(store.folder(key)) for key in plan.keys if store.folder(key).exists()):
         raise ConfigError(f"another demo is running in {out}; choose another --out")
     for key in plan.keys:
-        (store.folder(key) / "record.json").unlink(missing_ok=True)  # a finished demo runs again
+        (store.folder(key) / RECORD).unlink(missing_ok=True)  # a finished demo runs again
     store.prepare(plan.text, plan.trials, leases, title=plan.name)
     records: list[Record] = []
     rows: list[tuple[str, Tensor]] = []
@@ -269,28 +297,14 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
         if outcome is None:
             record = store.record(trial.key)
             raise DataError(f"the demo's attack {trial.attack} failed: {record.error if record else 'no result'}")
+        assert outcome.private is not None  # noqa: S101
         if not rows:
             rows.append(("private originals, which the attacks never see", outcome.private.images))
-        caption = f"{trial.attack}: reconstructed from the shared update, PSNR {outcome.score.psnr:.1f} dB"
-        rows.append((caption, outcome.reconstruction.images[list(outcome.score.order)]))
+        caption = f"{trial.attack}: reconstructed from the shared update, PSNR {outcome.record.psnr:.1f} dB"
+        rows.append((caption, outcome.images))
         records.append(outcome.record)
         if outcome.reconstruction.status == "interrupted":
             break
-    write_sheet(out / "reconstruction.png", rows)
-    write_results(out, records)
+    write_sheet(out / SHEET, rows)
     judge_job(plan, store)
     return records
-
-
-def check_directory(out: Path, *, overwrite: bool) -> None:
-    """Refuse to write over a finished run; an interrupted one has a checkpoint and goes on."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; choose a directory for --out")
-    if overwrite or not (out / "results.json").exists():
-        return
-    try:
-        finished = read_results(out)[0].status != "interrupted"
-    except DataError:  # damaged, or another version's: somebody's results all the same
-        finished = True
-    if finished:
-        raise ConfigError(f"{out} already holds results; choose another --out, or pass --overwrite")

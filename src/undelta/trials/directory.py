@@ -1,13 +1,15 @@
-"""An audit's directory: what is to be done, what is done, and the files in which each trial's results lie.
+"""A run directory: what is to be done, what is done, and the files in which each trial's results lie.
 
     DIR/run.json                            its title, and the keys of its trials in order
-    DIR/audit.toml                          the configuration, verbatim
+    DIR/audit.toml                          an audit's configuration, verbatim
     DIR/verdict.json                        what it means, once all is done
     DIR/trials/<key>/trial.json             what to run
     DIR/trials/<key>/lease.json             while somebody works on it (see leases.py)
     DIR/trials/<key>/checkpoint.pt          how far the attack is
     DIR/trials/<key>/pictures.safetensors   originals, reconstruction, iterates
-    DIR/trials/<key>/record.json            the result; a trial is finished if and only if this file is there
+    DIR/trials/<key>/reconstruction.safetensors   what an attack on a recorded update found, until it is scored
+    DIR/trials/<key>/record.json            the result; a trial is finished if this file is there, unless it was
+                                            interrupted and shows the result so far
     DIR/retired/<key>/                      trials that the configuration no longer asks for
 
 Every file appears whole or not at all. Pictures are written before the record, so a finished trial has both.
@@ -29,11 +31,14 @@ from undelta.errors import ConfigError, DataError
 from undelta.files import FORMAT, load_json, make_folder, write_bytes, write_tensors
 from undelta.schema import parse
 from undelta.trials.leases import Leases
-from undelta.trials.record import FAILED, Record, as_json, from_json
+from undelta.trials.record import FAILED, INTERRUPTED, Record, as_json, from_json
 from undelta.trials.trial import Trial
 
 CHECKPOINT = "checkpoint.pt"
+RECORD = "record.json"
 PICTURES = "pictures.safetensors"
+RECONSTRUCTION = "reconstruction.safetensors"
+CONFIGURATION = "audit.toml"
 RUN = "run.json"
 
 _KEY = re.compile(r"[0-9a-f]{16}")
@@ -68,7 +73,7 @@ class RunDirectory:
 
     # Before the work
 
-    def prepare(self, text: str, trials: Iterable[Trial], leases: Leases, *, title: str = "") -> None:
+    def prepare(self, text: str | None, trials: Iterable[Trial], leases: Leases, *, title: str = "") -> None:
         """Make the directory hold exactly these trials; finished ones keep their results.
 
         Trials that are no longer asked for are set aside, not deleted, and come back when they are asked for again.
@@ -80,7 +85,8 @@ class RunDirectory:
             self.record(key)  # one that is not readable is refused before anything is changed
         make_folder(self.directory / "trials")
         self._retire(wanted.keys(), leases)
-        write_bytes(self.directory / "audit.toml", text.encode())
+        if text is not None:
+            write_bytes(self.directory / CONFIGURATION, text.encode())
         contents = Contents(title=title or self.directory.resolve().name, keys=tuple(wanted))
         write_bytes(self.directory / RUN, _dump(vars(contents)))
         for key, trial in wanted.items():
@@ -92,8 +98,9 @@ class RunDirectory:
             if not (folder / "trial.json").exists() or (folder / "trial.json").read_bytes() != content:
                 write_bytes(folder / "trial.json", content)
             record = self.record(key)
-            if record and record.group != (trial.name, trial.defense):  # renamed: results are the same
-                write_bytes(folder / "record.json", as_json(replace(record, name=trial.name, defense=trial.defense)))
+            renamed = record is not None and record.group != (trial.name, trial.defense)
+            if text is not None and record and renamed:  # the results are the same
+                write_bytes(folder / RECORD, as_json(replace(record, name=trial.name, defense=trial.defense)))
 
     def _retire(self, wanted: Iterable[str], leases: Leases) -> None:
         present = {path.name for path in (self.directory / "trials").iterdir() if _KEY.fullmatch(path.name)}
@@ -119,7 +126,7 @@ class RunDirectory:
                 continue  # somebody is at it already
             record = self.record(key)  # again, now that nobody else can change it
             if record and record.status == FAILED:
-                (self.folder(key) / "record.json").unlink(missing_ok=True)
+                (self.folder(key) / RECORD).unlink(missing_ok=True)
                 (self.folder(key) / "error.txt").unlink(missing_ok=True)
             self._statuses.pop(key, None)
             lease.release()
@@ -135,20 +142,21 @@ class RunDirectory:
         return trial
 
     def finish(self, record: Record, pictures: Mapping[str, Tensor] | None, check: Check) -> None:
-        """Write a trial's results, the record last."""
+        """Write a trial's results, the record last; an interrupted one keeps its checkpoint."""
         folder = self.folder(record.key)
         check()
         if pictures is not None:
             write_tensors(folder / PICTURES, pictures, {"format": FORMAT, "kind": "pictures"})
             check()
-        write_bytes(folder / "record.json", as_json(record))
-        self.tidy(record.key)
+        write_bytes(folder / RECORD, as_json(record))
+        if record.status != INTERRUPTED:
+            self.tidy(record.key)
 
     def tidy(self, key: str) -> None:
         """Remove what a finished trial no longer needs: its checkpoint, and files that a killed worker left half."""
         folder = self.folder(key)
         (folder / CHECKPOINT).unlink(missing_ok=True)
-        for name in (CHECKPOINT, PICTURES, "record.json"):
+        for name in (CHECKPOINT, PICTURES, RECORD):
             for path in folder.glob(f".{name}.*"):
                 path.unlink(missing_ok=True)
 
@@ -159,9 +167,14 @@ class RunDirectory:
         path = self.directory / RUN
         return parse(Contents, load_json(path), where=str(path), error=DataError)
 
+    def records(self) -> list[Record]:
+        """The results in order, as far as there are some."""
+        found = [self.record(key) for key in self.contents().keys]
+        return [record for record in found if record]
+
     def record(self, key: str) -> Record | None:
         """A trial's result, or None while there is none."""
-        path = self.folder(key) / "record.json"
+        path = self.folder(key) / RECORD
         try:
             values = load_json(path)
         except DataError as problem:
@@ -186,7 +199,7 @@ class RunDirectory:
         """How a trial ended, or None; a finished one is read once."""
         if key not in self._statuses:
             record = self.record(key)
-            if record is None:
+            if record is None or record.status == INTERRUPTED:
                 return None
             self._statuses[key] = record.status
         return self._statuses[key]

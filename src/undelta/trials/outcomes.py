@@ -1,24 +1,38 @@
-"""The pictures that an audit keeps of a trial: worked out after the attack; nothing here reaches an attack."""
+"""What a trial leaves to be looked at; worked out after the attack, so that nothing here reaches one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from undelta.trials.trial import Outcome
+from undelta.attacker.reconstruction import Reconstruction
+from undelta.client.private import Private
+from undelta.errors import ConfigError
+from undelta.evaluation.score import Score
+from undelta.trials.directory import RunDirectory
+from undelta.trials.leases import Leases
+from undelta.trials.trial import Outcome, Trial
 
 
-def pictures(outcome: Outcome) -> dict[str, Tensor]:
+def pictures(outcome: Outcome) -> dict[str, Tensor] | None:
+    """A trial's pictures; None without a truth to compare with."""
+    if outcome.private is None or outcome.score is None:
+        return None
+    return compare(outcome.reconstruction, outcome.private, outcome.score)
+
+
+def compare(reconstruction: Reconstruction, private: Private, score: Score) -> dict[str, Tensor]:
     """Originals, reconstruction and iterates in eight bits, all in the order of the originals."""
-    order = list(outcome.score.order)
-    originals = _bytes(outcome.private.images)  # (N, C, H, W)
-    iterates = outcome.reconstruction.iterates
+    order = list(score.order)
+    originals = _bytes(private.images)  # (N, C, H, W)
+    iterates = reconstruction.iterates
     shape = (len(iterates), *originals.shape)
     return {
         "originals": originals,
-        "reconstruction": _bytes(outcome.reconstruction.images[order]),
+        "reconstruction": _bytes(reconstruction.images[order]),
         "iterates": _stack([iterate.images[order] for iterate in iterates], shape),
         "iterations": torch.tensor([iterate.iteration for iterate in iterates], dtype=torch.int64),
     }
@@ -30,3 +44,21 @@ def _stack(parts: list[Tensor], shape: Sequence[int]) -> Tensor:
 
 def _bytes(images: Tensor) -> Tensor:
     return (images.detach().cpu().nan_to_num().clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def write_outcomes(directory: str | Path, trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> None:
+    """Write what `run` returned as a run directory, which `write_report` and ``undelta report`` read.
+
+    Args:
+        directory: A new one, or one of earlier outcomes, which are set aside.
+        trials: What was run.
+        outcomes: What came of each.
+    """
+    store, leases = RunDirectory(Path(directory)), Leases(worker="write_outcomes")
+    store.prepare(None, trials, leases)
+    for trial, outcome in zip(trials, outcomes, strict=True):
+        lease = leases.acquire(store.folder(trial.key))
+        if lease is None:
+            raise ConfigError(f"{directory} is being worked on (trial {trial.key}); choose another directory")
+        with lease:
+            store.finish(outcome.record, pictures(outcome), lease.check)

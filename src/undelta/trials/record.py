@@ -12,7 +12,7 @@ import math
 import platform
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +25,6 @@ from undelta.client.scenario import Scenario
 from undelta.errors import DataError
 from undelta.evaluation.floor import Floor
 from undelta.evaluation.score import ImageScore, Score
-from undelta.files import load_json, write_bytes
 from undelta.observation import Observation
 from undelta.observation.file import digest_of
 from undelta.schema import parse
@@ -34,6 +33,7 @@ SCHEMA = 2
 UNDEFENDED = "none"
 UNFINISHED = "not finished"
 FAILED = "failed"
+INTERRUPTED = "interrupted"
 NOT_APPLICABLE = "not applicable"
 MEASURED = ("completed", "diverged")
 """Statuses of trials that ran to their end."""
@@ -183,7 +183,7 @@ def describe_observation(observation: Observation) -> dict[str, Any]:
     }
 
 
-def summary(scenario: dict[str, Any]) -> str:
+def summary(scenario: Mapping[str, Any]) -> str:
     """A name for a scenario that has none."""
     words = [str(scenario[key]) for key in ("data", "model") if scenario.get(key)]
     letters = (("N", "num_samples"), ("E", "epochs"), ("B", "batches"))
@@ -205,26 +205,6 @@ def from_json(values: object, where: str) -> Record:
             "choose another --out"
         )
     return parse(Record, values, where=where, error=DataError)
-
-
-def write_results(directory: Path, records: Sequence[Record]) -> None:
-    """Write ``results.json`` whole or not at all."""
-    results = {"schema": SCHEMA, "undelta": version("undelta"), "records": [asdict(record) for record in records]}
-    write_bytes(directory / "results.json", json.dumps(results, indent=1, allow_nan=False).encode())
-
-
-def read_results(directory: Path) -> list[Record]:
-    """The records of a run directory."""
-    path = directory / "results.json"
-    results = load_json(path)
-    if not isinstance(results, dict) or results.get("schema") != SCHEMA or not isinstance(results.get("records"), list):
-        raise DataError(
-            f"{path}: expected results of schema {SCHEMA}; if another version of undelta wrote them, choose another "
-            "--out"
-        )
-    if not results["records"]:
-        raise DataError(f"{path}: it holds no record")
-    return [from_json(values, str(path)) for values in results["records"]]
 
 
 def versions() -> dict[str, str]:

@@ -7,7 +7,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from undelta.attacker.attack import UNWATCHED, Run
 from undelta.attacker.reconstruction import Reconstruction
@@ -15,17 +18,18 @@ from undelta.client.disclose import disclose_with_secrets
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.engine.devices import device_of
-from undelta.errors import ConfigError
+from undelta.errors import ConfigError, DataError
 from undelta.evaluation.metrics import psnr, ssim
 from undelta.evaluation.score import Score, score
 from undelta.observation import Observation
-from undelta.observation.file import digest_of
+from undelta.observation.file import digest_of, load_observation
 from undelta.trials.config import make_attack
 from undelta.trials.record import (
     UNDEFENDED,
     UNFINISHED,
     Quality,
     Record,
+    describe_observation,
     describe_scenario,
     finite,
     reset_peak_memory,
@@ -33,6 +37,33 @@ from undelta.trials.record import (
     with_result,
     with_score,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A recorded update to attack, instead of a scenario to simulate."""
+
+    observation: str
+    """The file."""
+    digest: str
+    model: str | None = None
+    """A custom model's function, which the user trusts."""
+    about: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What the update alone says of its scenario."""
+
+    @staticmethod
+    def of(path: Path, *, model: str | None = None) -> Recorded:
+        """Read and check a file."""
+        observation = load_observation(path, model=model)
+        about = describe_observation(observation)
+        return Recorded(observation=str(path.resolve()), digest=digest_of(observation), model=model, about=about)
+
+    def load(self) -> Observation:
+        """The update."""
+        observation = load_observation(self.observation, model=self.model)
+        if digest_of(observation) != self.digest:
+            raise DataError(f"{self.observation} is another observation than the one that was to be attacked")
+        return observation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +77,7 @@ class Trial:
     True
     """
 
-    scenario: Scenario
+    scenario: Scenario | Recorded
     attack: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -58,8 +89,9 @@ class Trial:
     @property
     def key(self) -> str:
         """Names a trial by its content: 16 hex digits that do not depend on what people call it."""
+        source = self.scenario
         content = {
-            "scenario": asdict(self.scenario),
+            "scenario": source.digest if isinstance(source, Recorded) else asdict(source),
             "attack": self.attack,
             "arguments": dict(self.arguments),
             "seed": self.seed,
@@ -76,61 +108,84 @@ class Trial:
 
     def unmeasured(self, status: str = UNFINISHED, error: str | None = None) -> Record:
         """The record of this trial while there is no result: all numbers are None."""
+        recorded = self.scenario if isinstance(self.scenario, Recorded) else None
         return Record(
             key=self.key,
             name=self.name,
             defense=self.defense,
-            scenario=describe_scenario(self.scenario),
+            scenario=dict(recorded.about) if recorded else describe_scenario(self.simulated),
             attack=self.attack,
             arguments=dict(self.arguments),
             seed=self.seed,
             status=status,
             error=error,
+            observation=recorded.digest if recorded else None,
+            observation_file=recorded.observation if recorded else None,
         )
+
+    @property
+    def simulated(self) -> Scenario:
+        """The scenario; a recorded update has none."""
+        if isinstance(self.scenario, Recorded):
+            raise ConfigError(f"expected a scenario, got the recorded update {self.scenario.observation}")
+        return self.scenario
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A trial's record, and what is behind it."""
+    """A trial's record, and what is behind it; the truth of a recorded update is not known."""
 
     record: Record
-    private: Private
     observation: Observation = field(repr=False)
     reconstruction: Reconstruction
-    score: Score
+    private: Private | None = None
+    score: Score | None = None
+
+    @property
+    def images(self) -> Tensor:
+        """The reconstruction, in the order of the originals where they are known."""
+        return self.reconstruction.images[list(self.score.order)] if self.score else self.reconstruction.images
 
 
-def run(trial: Trial, *, open_run: Callable[[str], Run] | None = None) -> Outcome:
+def run(trial: Trial, *, open_run: Callable[[str], Run] | None = None, device: str = "auto") -> Outcome:
     """One trial; the only place where all stages meet.
 
     Args:
         trial: What to run.
         open_run: Gives the attack's run, for a key that says what its checkpoints belong to.
+        device: Where the attack runs.
 
     >>> small = {"width": 4, "hidden": 16}
     >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
     >>> outcome = run(Trial(scenario=scenario, attack="sme", arguments={"steps": 5}))
     >>> outcome.record.attack, outcome.record.iterations, outcome.record.status
     ('sme', 5, 'completed')
-    >>> outcome.score.psnr == outcome.record.psnr
+    >>> outcome.score is not None and outcome.score.psnr == outcome.record.psnr
     True
     """
     attack = make_attack(trial.attack, trial.arguments)
     reset_peak_memory()
-    private = trial.scenario.draw(trial.seed)
-    observation, secrets = disclose_with_secrets(private, trial.scenario, seed=trial.seed)  # train, defend, reveal
-    observation = observation.to(device_of("auto"))
+    private, order = None, None
+    if isinstance(trial.scenario, Recorded):
+        observation = trial.scenario.load()
+    else:
+        private = trial.scenario.draw(trial.seed)
+        observation, secrets = disclose_with_secrets(private, trial.scenario, seed=trial.seed)  # train, defend, reveal
+        order = secrets[0].orders[0] if len(secrets) == 1 else None  # for the evaluation, after the attack
+    observation = observation.to(device_of(device))
     key = partial(checkpoint_key, observation, trial.attack, trial.arguments, trial.seed)
     reconstruction = attack(observation, seed=trial.seed, run=open_run(key()) if open_run else UNWATCHED)
-    order = secrets[0].orders[0] if len(secrets) == 1 else None  # for the evaluation; the attack is over
+    record = with_result(trial.unmeasured(), reconstruction, observation)
+    if private is None:
+        return Outcome(record=record, observation=observation, reconstruction=reconstruction)
     result = score(reconstruction, private, observation=observation, first_order=order)
-    record = with_score(with_result(trial.unmeasured(), reconstruction, observation), result)
-    epsilon, delta = trial.scenario.privacy() or (None, None)
+    epsilon, delta = trial.simulated.privacy() or (None, None)
+    curve = _curve(reconstruction, private, result)
     return Outcome(
-        record=replace(record, epsilon=epsilon, delta=delta, curve=_curve(reconstruction, private, result)),
-        private=private,
+        record=replace(with_score(record, result), epsilon=epsilon, delta=delta, curve=curve),
         observation=observation,
         reconstruction=reconstruction,
+        private=private,
         score=result,
     )
 

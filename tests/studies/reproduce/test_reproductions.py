@@ -58,7 +58,7 @@ def test_every_trial_of_every_scale_could_run(name: str, scale: str, imagenet: s
     data = SCALES[scale].data or imagenet
     plan = make_plan(Asked(scale=scale, data=data, seeds=(0, 1), names=(name,)), Q)
     assert len(plan.trials) == len(plan.keys) > 0
-    assert {trial.scenario.data for trial in plan.trials} == {data}
+    assert {trial.simulated.data for trial in plan.trials} == {data}
 
 
 @pytest.mark.parametrize("name", REPRODUCTIONS)
@@ -73,7 +73,7 @@ def test_cases_that_differ_in_the_paper_differ_at_every_scale(name: str, scale: 
 
 def test_the_paper_scale_is_the_papers_setting() -> None:
     for trial in trials(COMPARISON, PAPER):
-        scenario = trial.scenario
+        scenario = trial.simulated
         assert (scenario.model, scenario.image_size, scenario.learning_rate) == ("resnet18", 224, 1e-4)
         assert scenario.model_arguments == {}
         assert trial.name == f"N={scenario.num_samples}, E={scenario.epochs}, B={scenario.batches}"
@@ -81,8 +81,8 @@ def test_the_paper_scale_is_the_papers_setting() -> None:
             assert (trial.arguments["steps"], trial.arguments["learning_rate"]) == (10_000, 0.1)
     large = [trial for trial in trials(LARGE, PAPER) if trial.attack == "awa"]
     assert [trial.arguments["steps"] for trial in large] == [50_000]
-    assert [(t.scenario.num_samples, t.scenario.epochs, t.scenario.batches) for t in large] == [(128, 64, 4)]
-    assert [trial.scenario.epochs for trial in trials(EPOCHS, PAPER) if trial.attack == "awa"] == [4, 8, 16, 32]
+    assert [(t.simulated.num_samples, t.simulated.epochs, t.simulated.batches) for t in large] == [(128, 64, 4)]
+    assert [trial.simulated.epochs for trial in trials(EPOCHS, PAPER) if trial.attack == "awa"] == [4, 8, 16, 32]
 
 
 def test_what_the_paper_found_impractical_is_not_run() -> None:
@@ -116,7 +116,7 @@ def test_geng_knows_the_labels_as_the_others_do() -> None:
 
 def test_stages_attack_the_same_images_after_more_and_more_rounds() -> None:
     asked = cells(STAGES, SMOKE, data="faces")
-    found = [trial.scenario for cell in asked for trial in cell.trials if trial.attack == "awa"]
+    found = [trial.simulated for cell in asked for trial in cell.trials if trial.attack == "awa"]
     assert [scenario.rounds for scenario in found] == [0, 1, 2]
     assert {(scenario.clients, scenario.participants) for scenario in found} == {(4, 4)}
     first, *later = [scenario.draw(0).images for scenario in found]

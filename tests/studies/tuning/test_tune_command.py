@@ -20,7 +20,6 @@ import pytest
 from typer.testing import CliRunner
 
 from undelta.attacker.attack import Watch
-from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Moment
 from undelta.cli import app, main
 from undelta.client.disclose import disclose
@@ -34,7 +33,7 @@ from undelta.report.write import write_report
 from undelta.studies.tuning.jobs import final_job, tune_job
 from undelta.studies.tuning.outcome import Tuned
 from undelta.studies.tuning.overview import Line
-from undelta.trials.record import read_results
+from undelta.trials.directory import RunDirectory
 
 TOML = """
 data = "digits"
@@ -96,7 +95,7 @@ def test_a_scenario_becomes_weights_that_an_attack_takes(source: Path, tmp_path:
     if len(completed) >= 10:
         assert sum(found["importance"].values()) == pytest.approx(1)
     # The winner was run once more, as `undelta attack` does it.
-    (record,) = read_results(out)
+    (record,) = RunDirectory(out).records()
     assert record.arguments == {**found["best"]["settings"], "steps": 13}
     assert (out / "reconstruction.png").exists()
     # An attack with the file of weights is the same run.
@@ -106,7 +105,7 @@ def test_a_scenario_becomes_weights_that_an_attack_takes(source: Path, tmp_path:
     words = ["attack", str(out / "observation.safetensors"), "--weights", str(out / "weights.toml"), "--out", str(run)]
     done = CliRunner().invoke(app, [*words, "--steps", "13"])
     assert done.exit_code == 0, done.output
-    (again,) = read_results(run)
+    (again,) = RunDirectory(run).records()
     assert (again.attack, again.mismatch) == ("awa", record.mismatch)
     # And the report shows the history.
     tuning = read_audit(out).tuning
@@ -121,7 +120,7 @@ def test_settings_win_over_weights(source: Path, tmp_path: Path) -> None:
     words = ["attack", str(out / "observation.safetensors"), "--weights", str(out / "weights.toml"), "--out", str(run)]
     done = CliRunner().invoke(app, [*words, "--steps", "2", "--set", "tv=0.25"])
     assert done.exit_code == 0, done.output
-    arguments = read_results(run)[0].arguments
+    arguments = RunDirectory(run).records()[0].arguments
     best = content(out)["best"]["settings"]
     assert arguments == {**best, "tv": 0.25, "steps": 2}
     assert best["tv"] != 0.25
@@ -194,10 +193,11 @@ def test_the_last_run_is_that_of_the_best_also_where_another_was_best_before(sou
     first, second = (Tuned(plan=tuned.plan, trials=tuned.trials, best=trial) for trial in tuned.trials)
     arguments = final_job(first, out=out, steps=2).arguments
     assert final_job(second, out=out, steps=2).arguments != arguments
-    (out / "results.json").unlink()  # killed on its way, it leaves a checkpoint
-    Checkpoint(out / "checkpoint.pt", key="of another winner").save("attack", {})
+    assert [record.arguments for record in RunDirectory(out).records()] == [
+        final_job(second, out=out, steps=2).arguments
+    ]
     assert final_job(first, out=out, steps=2).arguments == arguments
-    assert not (out / "checkpoint.pt").exists()
+    assert [record.arguments for record in RunDirectory(out).records()] == [arguments]
 
 
 def test_an_interrupted_trial_goes_on_from_its_checkpoint(observation: Observation, tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_other_settings_in_the_same_directory_are_refused(source: Path, tmp_path
 def test_the_directory_of_another_run_is_refused(observation: Observation, tmp_path: Path) -> None:
     save_observation(observation, tmp_path / "seen")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "results.json").write_text("{}")
+    (tmp_path / "run" / "run.json").write_text("{}")
     with pytest.raises(ConfigError, match="already holds results of something else"):
         tune_job(tmp_path / "seen", out=tmp_path / "run", trials=1)
 
@@ -399,6 +399,6 @@ def test_an_attack_with_q_tune_is_the_papers_whole_algorithm(tmp_path: Path) -> 
     assert limits == {2**28}, "of the trials and of the last run"
     tuned = json.loads((tmp_path / "run" / "tuning.json").read_text())
     assert len(tuned["trials"]) == 3
-    (record,) = json.loads((tmp_path / "run" / "results.json").read_text())["records"]
-    assert record["iterations"] == 7
-    assert record["arguments"]["q"]
+    (record,) = RunDirectory(tmp_path / "run").records()
+    assert record.iterations == 7
+    assert record.arguments["q"]

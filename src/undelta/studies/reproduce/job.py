@@ -164,7 +164,7 @@ def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
     for name in asked.names:
         for cell in cells_of(REPRODUCTIONS[name], scale, data=asked.data, seeds=asked.seeds, tuned=tuned):
             for trial in cell.trials:
-                checked(trial.scenario, f"{name}, {cell.here}")
+                checked(trial.simulated, f"{name}, {cell.here}")
                 make_attack(trial.attack, trial.arguments)
                 trials.setdefault(trial.key, trial)
     title = f"The paper's experiments at {scale.name} scale"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,11 @@ from undelta.studies.tuning.plan import OBSERVATION, PLAN, ObjectiveName, Plan, 
 from undelta.studies.tuning.space import choose_space, names
 from undelta.studies.tuning.worker import CHECKPOINTS, Evaluations, make_objective
 from undelta.trials.config import load_scenario
-from undelta.trials.directory import CHECKPOINT
+from undelta.trials.directory import RunDirectory
+from undelta.trials.leases import Leases
 from undelta.trials.pool import Workers
-from undelta.trials.record import Record, read_results
-from undelta.trials.trial import Trial
+from undelta.trials.record import Record, summary
+from undelta.trials.trial import Recorded, Trial
 
 ONE = Workers(count=1, threads=None)
 
@@ -192,12 +192,15 @@ def final_job(
     plan = tuned.plan
     number = steps or inspect.signature(ATTACKS[plan.attack]).parameters["steps"].default
     arguments = {**plan.arguments, **tuned.settings, "steps": number}
-    earlier = read_results(out)[0] if (out / "results.json").exists() else None
-    same = earlier is not None and earlier.arguments == arguments
-    if earlier and same and earlier.status != "interrupted":
+    store = RunDirectory(out)
+    recorded = Recorded.of(out / OBSERVATION, model=tuned.model)
+    name = summary(recorded.about)
+    trial = Trial(scenario=recorded, attack=plan.attack, arguments=arguments, seed=plan.seed, name=name)
+    # Trials since an earlier last run may have found better settings; it is set aside.
+    store.prepare(None, [trial], Leases(worker="tune"))
+    if store.status(trial.key) is not None and (earlier := store.record(trial.key)):
         return earlier
-    run = partial(
-        attack_job,
+    return attack_job(
         out / OBSERVATION,
         attack=plan.attack,
         arguments=arguments,
@@ -209,10 +212,3 @@ def final_job(
         memory=memory,
         watch=watch,
     )
-    try:
-        return run(overwrite=earlier is not None and not same)
-    except ConfigError:
-        # A last run was killed, and more trials have found better settings since: its checkpoint is worth nothing.
-        if not (out / CHECKPOINT).exists():
-            raise
-        return run(overwrite=True)

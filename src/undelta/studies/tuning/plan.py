@@ -16,6 +16,7 @@ from undelta.schema import parse, unknown
 from undelta.studies.tuning.objective import Direction
 from undelta.studies.tuning.space import SPACES, Space
 from undelta.trials.config import make_attack
+from undelta.trials.directory import RUN
 from undelta.trials.record import versions
 
 PLAN = "plan.json"
@@ -118,6 +119,6 @@ def settle(plan: Plan, directory: Path) -> None:
                 "repeat that command, or choose another --out"
             )
         return
-    if (directory / "results.json").exists() or (directory / "trials").exists():
+    if (directory / RUN).exists() or (directory / "trials").exists():
         raise ConfigError(f"{directory} already holds results of something else; choose another --out")
     write_bytes(directory / PLAN, json.dumps(asdict(plan), indent=1, sort_keys=True, allow_nan=False).encode())
