@@ -79,7 +79,9 @@ def command(processes: int, file: Path, out: Path, *words: str) -> list[str]:
 
 
 def images_of(out: Path) -> torch.Tensor:
-    tensors, _ = read_tensors(out / "reconstruction.safetensors", kind="reconstruction", error=DataError)
+    tensors, _ = read_tensors(
+        next(out.glob("trials/*/reconstruction.safetensors")), kind="reconstruction", error=DataError
+    )
     return tensors["images"]
 
 

@@ -24,7 +24,7 @@ from undelta.studies.utility import Federation, accuracy, measure, measure_all
 from undelta.trials.plan import load_plan
 from undelta.trials.pool import Workers
 from undelta.trials.record import versions
-from undelta.trials.tradeoff import Point, compare, print_tradeoff, sentences
+from undelta.trials.tradeoff import Point, compare, print_tradeoff, read_tradeoff, sentences
 from undelta.updates import difference, inner
 
 SCENARIO = Scenario(
@@ -306,9 +306,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_from_start_to_end(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = json.loads((finished / "out" / "defend.json").read_text())
+    result = read_tradeoff(finished / "out")
+    assert result is not None
     assert [one.defense for one in result.points] == ["none", "short", "private", "summed"]
-    assert result.reference["defense"] == REFERENCE
+    assert result.reference.defense == REFERENCE
     records = [json.loads(path.read_text()) for path in (finished / "out").glob("trials/*/record.json")]
     assert result.date == max(record["date"] for record in records)
     assert result.versions == versions()
@@ -321,10 +322,10 @@ def test_a_run_from_start_to_end(finished: Path, capsys: pytest.CaptureFixture[s
     private = result.points[2]
     defense = DpSgd(noise_multiplier=2.0)
     training = Scenario(data="digits", epochs=1, batches=1).training
-    assert private["epsilon"] == pytest.approx(defense.epsilon(training, rounds=1))
-    assert private["epsilon_in_all"] == pytest.approx(defense.epsilon(training, rounds=2))
-    assert (private["delta"], result.points[0]["delta"]) == (1e-5, None)
-    assert result.points[3]["accuracies"] == result.points[0]["accuracies"], "aggregation costs no accuracy"
+    assert private.epsilon == pytest.approx(defense.epsilon(training, rounds=1))
+    assert private.epsilon_in_all == pytest.approx(defense.epsilon(training, rounds=2))
+    assert (private.delta, result.points[0].delta) == (1e-5, None)
+    assert result.points[3].accuracies == result.points[0].accuracies, "aggregation costs no accuracy"
     done = defend_job(finished / "small.toml", out=finished / "out", workers=Workers(count=1))
     print_tradeoff(done.tradeoff)
     shown = capsys.readouterr().out

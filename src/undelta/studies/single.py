@@ -150,6 +150,8 @@ def _lease(store: RunDirectory, trial: Trial, *, overwrite: bool) -> Lease:
         raise ConfigError(f"{out} is a file; choose a directory for --out")
     if (out / CONFIGURATION).exists():
         raise ConfigError(f"{out} holds an audit; choose another --out")
+    if store.status(trial.key) is not None and not overwrite:
+        raise ConfigError(f"{out} already holds the results of this attack; choose another --out, or pass --overwrite")
     there = [store.trial(key) for key in store.contents().keys] if (out / RUN).exists() else []
     store.prepare(None, [*there, trial], leases)
     lease = leases.acquire(store.folder(trial.key))
@@ -158,9 +160,6 @@ def _lease(store: RunDirectory, trial: Trial, *, overwrite: bool) -> Lease:
     if overwrite:
         for name in (CHECKPOINT, RECORD, RECONSTRUCTION, PICTURES):
             (store.folder(trial.key) / name).unlink(missing_ok=True)
-    if store.status(trial.key) is not None:
-        lease.release()
-        raise ConfigError(f"{out} already holds the results of this attack; choose another --out, or pass --overwrite")
     return lease
 
 
