@@ -69,7 +69,7 @@ def test_the_workflow_has_the_stages_that_the_page_promises() -> None:
     workflow = yaml.safe_load(FILE.read_text())
     assert set(workflow[True]) == {"pull_request", "workflow_dispatch"}  # YAML reads `on` as true
     assert workflow["permissions"] == {"contents": "read"}
-    assert [command.split()[1] for command in commands()] == ["weights", "audit", "report"]
+    assert [command.split()[1] for command in commands()] == ["fetch", "audit", "report"]
     used = [step["uses"].partition("@")[0] for step in steps() if "uses" in step]
     assert used == ["actions/checkout", "actions/setup-python", "actions/cache", "actions/upload-artifact"]
     (cache,) = [step for step in steps() if step.get("uses", "").startswith("actions/cache@")]

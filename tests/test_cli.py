@@ -49,7 +49,7 @@ COMMANDS = [
     "observe",
     "score",
     "list",
-    "weights",
+    "fetch",
     "report",
     "audit",
     "defend",
@@ -155,8 +155,8 @@ def test_simulate_attack_and_score_work_in_a_row(run: Run) -> None:
     assert "trained on 2 images of faces" in run.printed["simulate"].out
     assert "n/a" in run.printed["attack"].out
     assert "PSNR" in run.printed["score"].out
-    assert "undelta weights lpips" in run.printed["score"].out
-    assert "undelta weights lpips" not in run.printed["attack"].out  # nothing is scored yet
+    assert "undelta fetch lpips" in run.printed["score"].out
+    assert "undelta fetch lpips" not in run.printed["attack"].out  # nothing is scored yet
     record = record_in(run.out)
     assert (record["attack"], record["seed"], record["status"]) == ("strongest", 7, "completed")
     assert record["iterations"] >= 2 * 12 + 5 * 3  # the midpoint resolves so short a path

@@ -170,7 +170,7 @@ def test_an_unknown_backbone_is_refused() -> None:
 
 def published(name: BackboneName) -> Lpips:
     if AVAILABLE[name] is None:
-        pytest.skip(f"needs the LPIPS weights: undelta weights lpips --backbone {name}")
+        pytest.skip(f"needs the LPIPS weights: undelta fetch lpips --backbone {name}")
     loaded = load_lpips(AVAILABLE[name], backbone=name)
     assert loaded is not None
     return loaded

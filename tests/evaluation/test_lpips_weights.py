@@ -249,10 +249,10 @@ def test_a_checkpoint_that_lacks_a_tensor_or_has_another_is_refused() -> None:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """`undelta weights` in this process: its exit code, output and complaints."""
+    """`undelta fetch` in this process: its exit code, output and complaints."""
 
     def call(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["undelta", "weights", *map(str, words)])
+        monkeypatch.setattr(sys, "argv", ["undelta", "fetch", *map(str, words)])
         with pytest.raises(SystemExit) as stopped:
             main()
         assert isinstance(stopped.value.code, int)

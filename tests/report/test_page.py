@@ -155,7 +155,7 @@ def test_what_was_not_measured_is_said_to_be_missing(audit: AuditCopy) -> None:
     for path in audit.records():
         audit.change(path, lpips=None)
     page = Page(write_report(audit.path))
-    assert "undelta weights lpips" in page.source
+    assert "undelta fetch lpips" in page.source
     assert [text for text in page.texts["td"] if text in ("None", "nan", "NaN", "null")] == []
 
 

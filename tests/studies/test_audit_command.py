@@ -182,7 +182,7 @@ def test_failed_trials_give_exit_code_3_and_run_again_only_when_asked(
         (("", ""), ["--backend", "slrum"], "--backend: unknown backend 'slrum'; did you mean 'slurm'? choose from"),
         (("", ""), ["--fail-above", "lpips=0.1"], "use --fail-below lpips=0.1"),
         (("", ""), ["--fail-above", "ssim"], "expected key=value, got 'ssim'"),
-        (("", ""), ["--fail-below", "lpips=0.1"], "undelta weights lpips"),
+        (("", ""), ["--fail-below", "lpips=0.1"], "undelta fetch lpips"),
         (("= 12", "= 8"), ["--fail-above", "ssim=0.5"], "SSIM needs images of 11 pixels a side, got 8"),
     ],
 )

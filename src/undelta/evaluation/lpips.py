@@ -1,6 +1,6 @@
 """LPIPS (Zhang et al. 2018), version 0.1 with AlexNet or VGG16: a learned distance, close to human judgment.
 
-The weights are not part of the package. They are one safetensors file per backbone, which `undelta weights lpips`
+The weights are not part of the package. They are one safetensors file per backbone, which `undelta fetch lpips`
 fetches and converts (see `lpips_weights`); without it there is no LPIPS.
 """
 
@@ -26,7 +26,7 @@ MIN_SIDE = 64
 CHANNELS = (1, 3)
 """Images with another number of channels have no LPIPS."""
 
-HINT = "LPIPS is n/a without its weights; fetch them once with: undelta weights lpips"
+HINT = "LPIPS is n/a without its weights; fetch them once with: undelta fetch lpips"
 
 VARIABLES: dict[BackboneName, str] = {"alex": "UNDELTA_LPIPS", "vgg": "UNDELTA_LPIPS_VGG"}
 """Environment variables that name a weights file."""
@@ -144,7 +144,7 @@ def load_lpips(path: Path | None = None, *, backbone: str = "alex") -> Lpips | N
     except (OSError, SafetensorError) as error:
         raise DataError(
             f"cannot read LPIPS weights from {str(path)!r}: {error}; "
-            f"fetch them anew with: undelta weights lpips --backbone {network.name} --force"
+            f"fetch them anew with: undelta fetch lpips --backbone {network.name} --force"
         ) from error
     network.check(weights, repr(str(path)))
     return Lpips(weights, network)

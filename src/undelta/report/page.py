@@ -175,7 +175,7 @@ def _hints(records: Sequence[Record]) -> list[tuple[str, str]]:
     """What the reader may wonder about, and a command that helps."""
     hints = []
     if any(record.scored and record.lpips is None for record in records):
-        hints.append(("LPIPS is n/a where its weights were not installed; to fetch them:", "undelta weights lpips"))
+        hints.append(("LPIPS is n/a where its weights were not installed; to fetch them:", "undelta fetch lpips"))
     if any(record.scored and record.ssim is None for record in records):
         hints.append(("SSIM is n/a for images smaller than its 11 x 11 window.", ""))
     if any(not record.scored and record.status == "completed" for record in records):

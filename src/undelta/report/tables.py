@@ -8,54 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from undelta.evaluation.metrics import RECOVERED_PSNR
+from undelta.evaluation.measures import METRICS, Metric
 from undelta.trials.record import Record
 
-MISSING = "n/a"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """A column of numbers."""
-
-    key: str
-    title: str
-    form: str
-    hint: str
-
-    def show(self, value: float | None) -> str:
-        """The number as tables show it."""
-        return MISSING if value is None else format(value, self.form)
-
-
-MEASURES = (
-    Measure(key="psnr", title="PSNR", form=".2f", hint="decibels, mean over the images"),
-    Measure(key="ssim", title="SSIM", form=".3f", hint="structural similarity, mean over the images"),
-    Measure(key="lpips", title="LPIPS", form=".3f", hint="learned perceptual distance"),
-    Measure(
-        key="fraction_recovered",
-        title="Recovered",
-        form=".0%",
-        hint=f"share of the images with a PSNR of {RECOVERED_PSNR:g} dB or more",
-    ),
-    Measure(
-        key="mismatch",
-        title="Mismatch",
-        form=".3g",
-        hint="cosine distance of the update that its images would give, by the attack's own replay, from what it saw",
-    ),
-    Measure(
-        key="floor",
-        title="Floor",
-        form=".3g",
-        hint="the mismatch of the same replay at the private images themselves; the attack never sees it",
-    ),
-    Measure(key="iterations", title="Iterations", form=".0f", hint="of the attack"),
-    Measure(key="seconds", title="Seconds", form=".1f", hint="the attack's own time on the machine that ran it"),
-)
-
-
-AVERAGED = tuple(measure for measure in MEASURES if measure.key != "iterations")
+MEASURES = tuple(metric for metric in METRICS.values() if metric.key != "mse")
+AVERAGED = tuple(metric for metric in MEASURES if metric.key != "iterations")
 """Measures that are worth a mean."""
 
 
@@ -75,7 +32,7 @@ class Mean:
     spread: float | None
     """Sample standard deviation; None below two seeds."""
 
-    def show(self, measure: Measure) -> str:
+    def show(self, measure: Metric) -> str:
         """Mean and spread; one seed has no spread."""
         if self.mean is None or self.spread is None:
             return measure.show(self.mean)

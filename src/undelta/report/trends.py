@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from undelta.evaluation.measures import Metric
 from undelta.report.charts import SMALL, Chart, Series, chart
-from undelta.report.tables import MEASURES, Measure, flat, grouped, value_of
+from undelta.report.tables import MEASURES, flat, grouped, value_of
 from undelta.trials.record import Record
 
 SHOWN = tuple(measure for measure in MEASURES if measure.key in ("psnr", "ssim", "lpips", "fraction_recovered"))
@@ -102,7 +103,7 @@ def _defense_axis(records: Sequence[Record]) -> _Axis:
 
 
 def _against(
-    measure: Measure, axis: _Axis, records: Sequence[Record], labels: Mapping[str, str], styles: Mapping[str, int]
+    measure: Metric, axis: _Axis, records: Sequence[Record], labels: Mapping[str, str], styles: Mapping[str, int]
 ) -> Chart | None:
     """Points per trial, and per attack a line through means over settings that were measured at every value.
 
@@ -151,7 +152,7 @@ def _against(
     )
 
 
-def _value(record: Record, measure: Measure) -> float:
+def _value(record: Record, measure: Metric) -> float:
     value = value_of(record, measure.key)
     assert value is not None  # noqa: S101 (chosen so by the caller)
     return value

@@ -67,9 +67,7 @@ def check_metrics(plan: Plan, gates: Sequence[Gate]) -> None:
     """Refuse a metric that cannot be measured, and a gate that needs one, before hours of work."""
     lpips = load_lpips()  # a damaged file would otherwise be found after the first trial
     if any(gate.metric == "lpips" for gate in gates) and lpips is None:
-        raise ConfigError(
-            "--fail-below lpips needs LPIPS, whose weights are missing; fetch them: undelta weights lpips"
-        )
+        raise ConfigError("--fail-below lpips needs LPIPS, whose weights are missing; fetch them: undelta fetch lpips")
     if any(gate.metric == "ssim" for gate in gates):
         simulated = [trial.simulated for trial in plan.trials]
         pictures = {(scenario.data, scenario.image_size): scenario for scenario in simulated}

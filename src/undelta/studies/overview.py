@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from undelta.evaluation.measures import METRICS
 from undelta.trials.record import UNDEFENDED
 from undelta.trials.tasks import Progress
 from undelta.trials.trial import Trial
@@ -73,15 +74,15 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     for column in ("scenario", "defense"):
         table.add_column(column, overflow="fold")
     table.add_column("recognizable", justify="right", no_wrap=True)
-    metrics = [("ssim", "SSIM", ".2f"), ("psnr", "PSNR", ".1f"), ("lpips", "LPIPS", ".2f")]
-    metrics = [row for row in metrics if any(verdict.worst[row[0]] is not None for verdict in verdicts)]
-    for _, title, _ in metrics:
-        table.add_column(title, justify="right", no_wrap=True)
+    metrics = [METRICS[key] for key in ("ssim", "psnr", "lpips")]
+    metrics = [metric for metric in metrics if any(verdict.worst[metric.key] is not None for verdict in verdicts)]
+    for metric in metrics:
+        table.add_column(metric.title, justify="right", no_wrap=True)
     table.add_column("attack", no_wrap=True)
     for verdict in verdicts:
         worst, trial = verdict.worst, verdict.worst_trial
         count = "n/a" if verdict.images is None else f"{verdict.recognizable} of {verdict.images}"
-        cells = [_number(worst[metric], form) for metric, _, form in metrics]
+        cells = [metric.show(worst[metric.key]) for metric in metrics]
         attack = trial["attack"] if trial else "n/a"
         table.add_row(*map(Text, (verdict.scenario, verdict.defense, count, *cells, attack)))
     console = Console()
@@ -89,7 +90,3 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     console.print(Text("Numbers are those of the worst image in any trial."))
     for verdict in verdicts:
         console.print(Text.assemble((f"{verdict.title}: ", "bold"), verdict.text))
-
-
-def _number(value: float | None, form: str) -> str:
-    return "n/a" if value is None else f"{value:{form}}"

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from undelta.errors import ConfigError
-from undelta.evaluation.metrics import RECOVERED_PSNR
+from undelta.evaluation.measures import METRICS, QUALITIES
 from undelta.evaluation.score import ImageScore
 from undelta.schema import unknown
 from undelta.trials.record import MEASURED, UNDEFENDED, UNFINISHED, Record
@@ -19,20 +19,20 @@ from undelta.trials.trial import Trial
 
 Level = Literal["recognizable", "not recognized", "not measured"]
 
-WORSE_ABOVE = ("ssim", "psnr", "fraction_recovered")
-WORSE_BELOW = ("lpips", "mse")
+WORSE_ABOVE = tuple(key for key in QUALITIES if METRICS[key].rises)
+WORSE_BELOW = tuple(key for key in QUALITIES if not METRICS[key].rises)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """From where on an image counts as recognizable.
+    """The values at which an image counts as recognizable.
 
     SSIM decides, since a flat grey already reaches a high PSNR on a picture of little contrast. PSNR takes its place
     where an image is too small to have an SSIM.
     """
 
-    ssim: float = 0.5
-    psnr: float = RECOVERED_PSNR
+    ssim: float = METRICS["ssim"].threshold or 0.0
+    psnr: float = METRICS["psnr"].threshold or 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.ssim <= 1:
@@ -109,7 +109,7 @@ def _judge_group(
         counts[status] = counts.get(status, 0) + 1
     measured = [record for record in found if record and record.status in MEASURED and record.images]
     recognizable = {record.key: sum(map(thresholds.recognizes, record.images)) for record in measured}
-    worst = {metric: _worst(metric, measured) for metric in (*WORSE_ABOVE, *WORSE_BELOW)}
+    worst = {metric: _worst(metric, measured) for metric in QUALITIES}
     top = max(measured, key=lambda record: (recognizable[record.key], _likeness(record)), default=None)
     names = ("key", "attack", "arguments", "seed", "iterations")
     level: Level = "not measured"

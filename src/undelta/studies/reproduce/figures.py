@@ -8,15 +8,16 @@ from pathlib import Path
 
 import torch
 
+from undelta.evaluation.measures import METRICS
 from undelta.files import write_bytes
 from undelta.report.charts import Series, chart
 from undelta.report.pictures import read_pictures
 from undelta.report.svg import svg
 from undelta.report.tables import value_of
 from undelta.report.tuning import tuning as drawn_tuning
-from undelta.studies.reproduce.published import METRICS
+from undelta.studies.reproduce.published import PRINTED
 from undelta.studies.reproduce.reproductions import Reproduction
-from undelta.studies.reproduce.results import QUALITY, Measured, Results
+from undelta.studies.reproduce.results import Measured, Results
 from undelta.trials.pictures import write_sheet
 from undelta.trials.tuning_file import TuningFile
 
@@ -34,8 +35,8 @@ def write_charts(reproduction: Reproduction, results: Results, directory: Path) 
     names = []
     single = len(results.rows) == 1
     x_title, categories = ("method", results.methods) if single else _short(results)
-    for metric in METRICS:
-        measure = QUALITY[metric]
+    for metric in PRINTED:
+        measure = METRICS[metric]
         if all(one.value(metric) is None for one in results.cells):
             continue  # the paper's lines alone would be nobody's results
         drawn = chart(
@@ -83,7 +84,7 @@ def _series(name: str, style: int, cells: Sequence[Measured], metric: str) -> li
         (
             float(place),
             value,
-            f"{cell.cell.method}, {cell.cell.here}, seed {record.seed}: {QUALITY[metric].show(value)}",
+            f"{cell.cell.method}, {cell.cell.here}, seed {record.seed}: {METRICS[metric].show(value)}",
         )
         for place, cell in enumerate(cells)
         for record in cell.scored
@@ -98,7 +99,7 @@ def _printed(name: str, cells: Sequence[Measured], metric: str) -> list[Series]:
         (
             float(place),
             getattr(figures, metric),
-            f"{cell.cell.method}: {QUALITY[metric].show(getattr(figures, metric))}",
+            f"{cell.cell.method}: {METRICS[metric].show(getattr(figures, metric))}",
         )
         for place, cell in enumerate(cells)
         if (figures := cell.cell.figures) is not None
@@ -135,7 +136,7 @@ def write_pictures(
             originals = pictures.originals
             rows.append((f"Private images (seed {one.records[0].seed})", originals / 255))
         if originals.shape == pictures.originals.shape and torch.equal(originals, pictures.originals):
-            numbers = f"PSNR {QUALITY['psnr'].show(one.records[0].psnr)} dB"
+            numbers = f"PSNR {METRICS['psnr'].show(one.records[0].psnr)} dB"
             rows.append((f"{one.cell.method}, {one.cell.here}: {numbers}", pictures.reconstruction / 255))
     if not rows:
         return None

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from undelta.evaluation.measures import METRICS
 from undelta.studies.reproduce import published
-from undelta.studies.reproduce.published import APPROXIMATION, AWA, GENG, LINEAR, METRICS
+from undelta.studies.reproduce.published import APPROXIMATION, AWA, GENG, LINEAR, PRINTED
 from undelta.studies.reproduce.reproductions import RIVALS, STRONGEST, TUNED, Reproduction
-from undelta.studies.reproduce.results import QUALITY, RECOGNIZABLE, RISES, Advantage, Measured, Results, advantage
+from undelta.studies.reproduce.results import RECOGNIZABLE, Advantage, Measured, Results, advantage
 from undelta.trials.tuning_file import Evaluation
 
 Outcome = Literal["holds", "holds in part", "does not hold", "not measured"]
@@ -70,7 +71,7 @@ def _ordering(results: Results) -> Iterator[Finding]:
 def _best(results: Results) -> Finding:
     says = "AWA has the highest PSNR and SSIM and the lowest LPIPS in every scenario"
     won, counted, words = 0, 0, []
-    for metric in METRICS:
+    for metric in PRINTED:
         compared = best = 0
         for row in results.rows:
             gains = [advantage(results.at(row, AWA), results.at(row, rival), metric) for rival in RIVALS]
@@ -79,7 +80,7 @@ def _best(results: Results) -> Finding:
                 compared += 1
                 best += all(gain.sign > 0 for gain in known)
         if compared:
-            words.append(f"{best} of {compared} by {QUALITY[metric].title}")
+            words.append(f"{best} of {compared} by {METRICS[metric].title}")
         won, counted = won + best, counted + compared
     if not counted:
         return _unmeasured(says)
@@ -110,7 +111,7 @@ def _scaling(results: Results) -> Finding:
     """Whether AWA goes on where rivals become too costly: their cost, and AWA's lead over the one that remains."""
     says = "AWA still works for N >= 64, where iDLG and AGIC become impractical"
     large = [row for row in results.rows if any(results.at(row, rival).cell.reason for rival in RIVALS)]
-    gains = [advantage(results.at(row, AWA), results.at(row, GENG), metric) for row in large for metric in METRICS]
+    gains = [advantage(results.at(row, AWA), results.at(row, GENG), metric) for row in large for metric in PRINTED]
     known = [gain for gain in gains if gain]
     if not known:
         return _unmeasured(says)
@@ -137,7 +138,7 @@ def _gain(says: str, results: Results, better: str, worse: str) -> Finding:
     """Whether one form is better than another by all metrics, with relative changes as the paper has them."""
     row = results.rows[0]
     first, second = results.at(row, better), results.at(row, worse)
-    gains = [gain for metric in METRICS if (gain := advantage(first, second, metric))]
+    gains = [gain for metric in PRINTED if (gain := advantage(first, second, metric))]
     if not gains:
         return _unmeasured(says)
     words = [_change(gain, first, second) for gain in gains]
@@ -148,7 +149,7 @@ def _gain(says: str, results: Results, better: str, worse: str) -> Finding:
 
 def _change(gain: Advantage, first: Measured, second: Measured) -> str:
     """The change of a metric over the seeds that both have, here and in the paper."""
-    measure = QUALITY[gain.metric]
+    measure = METRICS[gain.metric]
     text = f"{measure.title} {measure.show(gain.second)} to {measure.show(gain.first)}"
     if gain.second:
         text += f" ({_relative(gain, first, second)})"
@@ -171,16 +172,16 @@ def _decline(results: Results) -> Finding:
     first, *_, last = rows = results.rows
     ends = results.at(last, AWA), results.at(first, AWA)
     words, falls, known = [], 0, 0
-    for metric in METRICS:
+    for metric in PRINTED:
         values = [results.at(row, AWA).value(metric) for row in rows]
         if None in values:
             continue
         gain = advantage(*ends, metric)
         known += 1
         falls += bool(gain and gain.sign < 0 and -gain.mean <= MODERATE * gain.second)
-        shown = ", ".join(QUALITY[metric].show(value) for value in values)
+        shown = ", ".join(METRICS[metric].show(value) for value in values)
         steady = all(
-            RISES[metric] * (before - after) >= 0
+            METRICS[metric].sign * (before - after) >= 0
             for before, after in pairwise(values)
             if before is not None and after is not None
         )
@@ -188,7 +189,7 @@ def _decline(results: Results) -> Finding:
         notes.append("steadily worse" if steady else "not steadily")
         if not gain or not gain.sign:
             notes.append("ends within the spread")
-        words.append(f"{QUALITY[metric].title} {shown} ({', '.join(notes)})")
+        words.append(f"{METRICS[metric].title} {shown} ({', '.join(notes)})")
     if not known:
         return _unmeasured(says)
     return Finding(
@@ -207,7 +208,7 @@ def _recognized(says: str, results: Results) -> Finding:
     words = []
     for row, share in known.items():
         cell = results.at(row, AWA)
-        numbers = ", ".join(f"{QUALITY[metric].title} {cell.show(metric)}" for metric in METRICS)
+        numbers = ", ".join(f"{METRICS[metric].title} {cell.show(metric)}" for metric in PRINTED)
         words.append(
             f"{results.here(row)}: {share:.0%} of the images have an SSIM of {RECOGNIZABLE:g} or more ({numbers})"
         )
@@ -245,7 +246,7 @@ def _carrying(results: Results) -> Iterator[Finding]:
         gains = {
             row: [
                 gain
-                for metric in METRICS
+                for metric in PRINTED
                 if (gain := advantage(results.at(row, method), results.at(row, APPROXIMATION), metric))
             ]
             for row in rows
@@ -272,7 +273,7 @@ def _ours(results: Results) -> Iterator[Finding]:
     gains = [
         gain
         for row in results.rows
-        for metric in METRICS
+        for metric in PRINTED
         if (gain := advantage(results.at(row, STRONGEST), results.at(row, AWA), metric))
     ]
     if not gains:

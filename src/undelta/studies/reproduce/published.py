@@ -32,7 +32,8 @@ class Case(NamedTuple):
         return f"N={self.samples}, E={self.epochs}, B={self.batches}"
 
 
-METRICS = Figures._fields
+PRINTED = Figures._fields
+"""Metrics that the paper prints."""
 IDLG, AGIC, GENG, AWA = "iDLG", "AGIC", "GENG", "AWA"
 APPROXIMATION, LINEAR = "approximation only", "linear weights"
 

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from undelta.evaluation.measures import METRICS, MISSING
 from undelta.files import write_bytes
 from undelta.report.exports import escape, table_row, table_rule, tex
 from undelta.report.read import Audit
-from undelta.report.tables import MISSING
 from undelta.studies.reproduce import published
 from undelta.studies.reproduce.figures import write_charts, write_pictures, write_tuning
 from undelta.studies.reproduce.findings import Finding, findings_of
-from undelta.studies.reproduce.published import METRICS
+from undelta.studies.reproduce.published import PRINTED
 from undelta.studies.reproduce.reproductions import Reproduction
-from undelta.studies.reproduce.results import QUALITY, Measured, Results
+from undelta.studies.reproduce.results import Measured, Results
 from undelta.studies.reproduce.scales import Scale
 from undelta.trials.tuning_file import Evaluation
 
@@ -74,8 +74,8 @@ def _markdown(
     yield from (f"{results.done} of {results.wanted} trials have numbers.", "")
     yield from table_rule(["Paper's case", "Ours", "Metric"], list(_columns(results)), [])
     for row in results.rows:
-        for metric in METRICS:
-            cells = [row, results.here(row), QUALITY[metric].title]
+        for metric in PRINTED:
+            cells = [row, results.here(row), METRICS[metric].title]
             for method in results.methods:
                 one = results.at(row, method)
                 cells += [_printed(one, metric), one.show(metric)] if results.printed(method) else [one.show(metric)]
@@ -104,7 +104,7 @@ def _columns(results: Results) -> Iterator[str]:
 
 
 def _printed(one: Measured, metric: str) -> str:
-    return DASH if one.cell.figures is None else QUALITY[metric].show(getattr(one.cell.figures, metric))
+    return DASH if one.cell.figures is None else METRICS[metric].show(getattr(one.cell.figures, metric))
 
 
 def _weights(tuning: Sequence[Evaluation]) -> Iterator[str]:
@@ -133,7 +133,7 @@ def _csv(results: Results, setting: Setting) -> str:
         ["paper_case", "case", "method", "metric", "paper", "scale", "mean", "spread", "seeds", "trials", "note"]
     )
     for one in results.cells:
-        for metric in METRICS:
+        for metric in PRINTED:
             mean = one.mean(metric)
             writer.writerow(
                 [
@@ -162,8 +162,8 @@ def _latex(reproduction: Reproduction, results: Results, setting: Setting) -> It
     yield f"    {' & '.join(map(tex, ['Case in the paper', 'Ours', 'Metric', *columns]))} \\\\"
     yield "    \\midrule"
     for row in results.rows:
-        for metric in METRICS:
-            cells = [row, results.here(row), QUALITY[metric].title]
+        for metric in PRINTED:
+            cells = [row, results.here(row), METRICS[metric].title]
             for method in results.methods:
                 one = results.at(row, method)
                 # A reason as long as a sentence has no place in a column of numbers.

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from undelta.report.tables import MEASURES, Mean, Measure, mean_of, value_of
-from undelta.studies.reproduce.published import METRICS
+from undelta.evaluation.measures import METRICS
+from undelta.report.tables import Mean, mean_of, value_of
 from undelta.studies.reproduce.reproductions import Cell
 from undelta.trials.record import UNFINISHED, Record
 
-QUALITY: Mapping[str, Measure] = {measure.key: measure for measure in MEASURES if measure.key in METRICS}
-RISES = {"psnr": 1, "ssim": 1, "lpips": -1}
-"""Whether more of a metric is a better reconstruction."""
-RECOGNIZABLE = 0.5
-"""SSIM from which an audit calls an image recognizable, if not told otherwise."""
+RECOGNIZABLE = METRICS["ssim"].threshold or 0.0
+"""SSIM at which an audit calls an image recognizable, by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +65,7 @@ class Measured:
         statuses = [record.status for record in self.records if not record.scored]
         if not self.scored:
             return ", ".join(dict.fromkeys(statuses)) or UNFINISHED
-        text = self.mean(metric).show(QUALITY[metric])
+        text = self.mean(metric).show(METRICS[metric])
         if statuses:
             text += f" ({len(self.scored)} of {len(self.records)} seeds)"
         diverged = sum(record.status == "diverged" for record in self.scored)
@@ -145,7 +142,7 @@ def advantage(first: Measured, second: Measured, metric: str) -> Advantage | Non
     values = [{record.seed: value_of(record, metric) for record in one.scored} for one in (first, second)]
     pairs = [(values[0][seed], values[1][seed]) for seed in values[0] if seed in values[1]]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    differences = [RISES[metric] * (a - b) for a, b in known]
+    differences = [METRICS[metric].sign * (a - b) for a, b in known]
     if not known:
         return None
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
