@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
 import math
+import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from undelta.errors import ConfigError, UndeltaError
@@ -61,6 +65,34 @@ def call(function: Callable[..., T], values: Mapping[str, object], *, where: str
         return function(**parsed)
     except UndeltaError as problem:
         raise error(f"{where}: {problem}") from problem
+
+
+def is_import(name: str) -> bool:
+    """Whether a name is of the form ``package.module:function``."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
+
+
+def import_part(name: str, what: str) -> Callable[..., Any]:
+    """The user's own part behind ``package.module:function``; imported because the user names it, and only then."""
+    module, _, function = name.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # perhaps a file beside the scenario
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError, TypeError) as problem:
+        raise ConfigError(f"cannot import the {what} {name!r}: {problem}") from problem
+    if not callable(found):
+        raise ConfigError(f"expected the {what} {name!r} to be a function or a class, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def find(what: str, name: str, parts: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
+    """The part of that name: a built-in one, or the user's own ``package.module:function``."""
+    if is_import(name):
+        return import_part(name, what)
+    if name not in parts:
+        raise ConfigError(unknown(what, name, parts))
+    return parts[name]
 
 
 def unknown(what: str, name: object, choices: Iterable[str]) -> str:

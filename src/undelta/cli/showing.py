@@ -34,6 +34,7 @@ def list_parts() -> None:
         for name, part in parts.items():
             typer.echo(f"  {name:<14} {(part.__doc__ or '').strip().splitlines()[0]}")
     typer.echo("  any image folder, .npz file, or MNIST, Fashion-MNIST and CIFAR files on disk")
+    typer.echo("In place of any of these names: package.module:function, a part of your own (docs/adding-your-own.md)")
 
 
 @app.command()

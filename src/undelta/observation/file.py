@@ -6,8 +6,6 @@ The digest finds accidents (a truncated download, a flipped bit), not forgeries.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from undelta.errors import ConfigError, ObservationError, UndeltaError
 from undelta.files import FORMAT, read_tensors, seal_of, write_tensors
 from undelta.observation.observation import Architecture, Builder, Hyperparameter, ImageSpec, Observation
-from undelta.schema import parse
+from undelta.schema import import_part, parse
 from undelta.training import LocalTraining
 
 
@@ -35,6 +33,7 @@ class _Metadata:
 def save_observation(observation: Observation, path: str | Path) -> None:
     """Write an observation; the file appears whole or not at all.
 
+    >>> import tempfile
     >>> from undelta import Scenario, disclose
     >>> small = {"width": 4, "hidden": 16}
     >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
@@ -106,15 +105,7 @@ def import_builder(name: str) -> Builder | None:
     """The function behind ``package.module:function``; None for a built-in model's name."""
     if ":" not in name:
         return None
-    module_name, _, function_name = name.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # the user named it, perhaps a file beside the scenario
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError, TypeError) as problem:
-        raise ConfigError(f"cannot import the model {name!r}: {problem}") from problem
-    if not callable(function):
-        raise ConfigError(f"expected {name!r} to be a function that returns a model, got {type(function).__name__}")
+    function = import_part(name, "model")
 
     def builder(**arguments: Any) -> nn.Module:
         model = function(**arguments)

@@ -16,7 +16,7 @@ from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.weights import Q
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
-from undelta.schema import call, parse, unknown
+from undelta.schema import call, find, parse
 
 BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 
@@ -40,9 +40,7 @@ def load_scenario(path: str | Path) -> Scenario:
 
 def make_attack(name: str, arguments: Mapping[str, Any]) -> Attack:
     """The attack of that name with these settings."""
-    if name not in ATTACKS:
-        raise ConfigError(unknown("attack", name, ATTACKS))
-    return call(ATTACKS[name], arguments, where=f"attack {name}", error=ConfigError)
+    return call(find("attack", name, ATTACKS), arguments, where=f"attack {name}", error=ConfigError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +64,7 @@ def load_weights(path: str | Path, *, attack: str | None = None) -> tuple[str, d
     _, values = read_toml(path)
     file = parse(WeightsFile, values, where=str(path), error=ConfigError)
     name = attack or file.attack
-    if name not in ATTACKS:
-        raise ConfigError(unknown("attack", name, ATTACKS))
-    known = inspect.signature(ATTACKS[name]).parameters
+    known = inspect.signature(find("attack", name, ATTACKS)).parameters
     arguments = {key: value for key, value in asdict(file).items() if key != "attack" and value is not None}
     for key in arguments:
         if key not in known:

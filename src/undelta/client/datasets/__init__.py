@@ -14,6 +14,7 @@ from undelta.client.datasets.bundled import digits, faces, patches, photos
 from undelta.client.datasets.dataset import MAX_CLASSES, Dataset, pick
 from undelta.client.datasets.folders import open_folder
 from undelta.errors import DataError
+from undelta.schema import import_part, is_import
 
 __all__ = ["MAX_CLASSES", "SOURCES", "Dataset", "open_dataset", "origin_of", "pick"]
 
@@ -46,24 +47,30 @@ def open_dataset(source: str) -> Dataset:
     """The data set of that name or at that path.
 
     Args:
-        source: a name in `SOURCES`; or an ``.npz`` file with `images` and `labels`; or a folder with
-            pictures, with MNIST's or Fashion-MNIST's idx files, or with CIFAR's binary files.
+        source: a name in `SOURCES`; or ``package.module:function``, which returns a `Dataset`; or an ``.npz`` file with
+            `images` and `labels`; or a folder with pictures, with MNIST's or Fashion-MNIST's idx files, or with CIFAR's
+            binary files.
 
     Raises:
         DataError: if there is no such source or it cannot be read.
     """
     if source in SOURCES:
         return SOURCES[source]()
+    if is_import(source) and not Path(source).exists():
+        found = import_part(source, "data source")()
+        if not isinstance(found, Dataset):
+            raise DataError(f"expected {source!r} to return a Dataset, got {type(found).__name__}")
+        return found
     try:
         path = Path(source).expanduser()
-        found = bool(source) and path.exists()
-        if found and path.is_dir():
+        there = bool(source) and path.exists()
+        if there and path.is_dir():
             return open_folder(path.resolve())
-        if found and path.suffix == ".npz":
+        if there and path.suffix == ".npz":
             return open_npz(path)
     except (OSError, RuntimeError, ValueError) as error:  # no such home, a name too long, a loop of links
         raise DataError(f"cannot open {source!r}: {error}") from error
     names = ", ".join(SOURCES)
-    if found:
+    if there:
         raise DataError(f"{source!r} is neither a folder nor an .npz file; use one of these, or {names}.")
     raise DataError(f"no data source {source!r}: use {names}, or the path of a folder or an .npz file.")

@@ -6,6 +6,7 @@ A scenario lists them as tables, such as ``{ defense = "clipping", norm = 1.0 }`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 from undelta.client.defenses.clipping import Clipping
@@ -18,7 +19,7 @@ from undelta.client.defenses.quantization import Quantization
 from undelta.client.defenses.soteria import Soteria
 from undelta.client.defenses.withholding import Withholding
 from undelta.errors import ConfigError
-from undelta.schema import parse, unknown
+from undelta.schema import find, parse
 
 __all__ = ["DEFENSES", "Defense", "DpSgd", "InTraining", "OnData", "OnUpdate", "make_defenses"]
 
@@ -51,6 +52,10 @@ def _make(table: Mapping[str, Any], where: str) -> Defense:
     name = settings.pop("defense", None)
     if not isinstance(name, str):
         raise ConfigError(f'{where}: defense: expected a name such as defense = "clipping", got {name!r}')
-    if name not in DEFENSES:
-        raise ConfigError(f"{where}: {unknown('defense', name, DEFENSES)}")
-    return parse(DEFENSES[name], settings, where=f"{where} ({name})", error=ConfigError)
+    try:
+        kind = find("defense", name, DEFENSES)
+    except ConfigError as problem:
+        raise ConfigError(f"{where}: {problem}") from problem
+    if not (isinstance(kind, type) and issubclass(kind, OnData | InTraining | OnUpdate) and is_dataclass(kind)):
+        raise ConfigError(f"{where}: expected {name} to be a dataclass of kind OnData, InTraining or OnUpdate")
+    return parse(kind, settings, where=f"{where} ({name})", error=ConfigError)

@@ -19,6 +19,7 @@ from undelta.errors import ConfigError
 from undelta.files import make_folder
 from undelta.observation import Observation
 from undelta.observation.file import digest_of, load_observation, save_observation
+from undelta.schema import find
 from undelta.studies.single import attack_job
 from undelta.studies.tuning.outcome import Tuned, conclude, write_outcome
 from undelta.studies.tuning.overview import Line
@@ -190,7 +191,7 @@ def final_job(
         watch: Is told of progress.
     """
     plan = tuned.plan
-    number = steps or inspect.signature(ATTACKS[plan.attack]).parameters["steps"].default
+    number = steps or inspect.signature(find("attack", plan.attack, ATTACKS)).parameters["steps"].default
     arguments = {**plan.arguments, **tuned.settings, "steps": number}
     store = RunDirectory(out)
     recorded = Recorded.of(out / OBSERVATION, model=tuned.model)

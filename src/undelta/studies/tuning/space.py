@@ -14,7 +14,7 @@ from undelta.attacker.priors import batch_norm_targets
 from undelta.attacker.weights import Q
 from undelta.errors import ConfigError
 from undelta.observation import Observation
-from undelta.schema import unknown
+from undelta.schema import find, unknown
 from undelta.updates import layers_of, layers_within
 
 KINDS = ("conv", "norm", "linear", "other")
@@ -77,9 +77,7 @@ def choose_space(name: str, observation: Observation, attack: str, arguments: Ma
     """
     if name not in SPACES:
         raise ConfigError(f"--space: {unknown('search space', name, SPACES)}")
-    if attack not in ATTACKS:
-        raise ConfigError(unknown("attack", attack, ATTACKS))
-    known = inspect.signature(ATTACKS[attack]).parameters
+    known = inspect.signature(find("attack", attack, ATTACKS)).parameters
     if "q" not in known:
         having = [other for other, function in ATTACKS.items() if "q" in inspect.signature(function).parameters]
         raise ConfigError(f"attack {attack} has no layer weights Q to tune; choose from {', '.join(having)}")

@@ -1,0 +1,46 @@
+from .attacker import canvas as canvas
+from .attacker import distances as distances
+from .attacker import labels as labels
+from .attacker import optimizers as optimizers
+from .attacker import priors as priors
+from .attacker import replays as replays
+from .attacker import weights as weights
+from .attacker.attacks import ATTACKS as ATTACKS
+from .attacker.attacks import agic as agic
+from .attacker.attacks import analytic as analytic
+from .attacker.attacks import awa as awa
+from .attacker.attacks import cpl as cpl
+from .attacker.attacks import dlfa as dlfa
+from .attacker.attacks import dlg as dlg
+from .attacker.attacks import geng as geng
+from .attacker.attacks import geng_gradient as geng_gradient
+from .attacker.attacks import gias as gias
+from .attacker.attacks import gradinversion as gradinversion
+from .attacker.attacks import idlg as idlg
+from .attacker.attacks import idlg_fedavg as idlg_fedavg
+from .attacker.attacks import ig as ig
+from .attacker.attacks import sapag as sapag
+from .attacker.attacks import sme as sme
+from .attacker.attacks import strongest as strongest
+from .attacker.combine import Phases as Phases
+from .attacker.combine import Restarts as Restarts
+from .attacker.method import GradientMatching as GradientMatching
+from .attacker.reconstruction import Reconstruction as Reconstruction
+from .client.disclose import disclose as disclose
+from .client.private import Private as Private
+from .client.scenario import Scenario as Scenario
+from .errors import MissingKnowledge as MissingKnowledge
+from .errors import UndeltaError as UndeltaError
+from .evaluation.score import Score as Score
+from .evaluation.score import score as score
+from .observation import Observation as Observation
+from .observation.file import load_observation as load_observation
+from .observation.file import save_observation as save_observation
+from .report.write import write_report as write_report
+from .trials.outcomes import write_outcomes as write_outcomes
+from .trials.pictures import write_sheet as write_sheet
+from .trials.trial import Trial as Trial
+from .trials.trial import run as run
+
+__version__: str
+__all__: list[str]
