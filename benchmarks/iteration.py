@@ -1,8 +1,9 @@
-"""What one attack iteration costs, against a plain training step and against textbook double backward.
+"""What one attack iteration costs, against a plain training step, textbook double backward, and
+`torch.func.jvp` of the loss followed by reverse mode.
 
     python benchmarks/iteration.py --out docs/results/iteration.json [--rounds 9] [--threads 1 2] [--only cnn resnet18]
 
-All three run in turn in one process; the table gives ratios of medians, and the range of the ratios round by round.
+All four run in turn in one process; the table gives ratios of medians, and the range of the ratios round by round.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from workloads import Work, alternating, observe, ours, plain, textbook, write
+from workloads import Work, alternating, forward_over_reverse, observe, ours, plain, textbook, write
 
 WORKS = [
     Work("cnn", 32, 50),
@@ -33,7 +34,12 @@ WORKS = [
 def measure(work: Work, threads: int, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     observation = observe(work)
-    functions = {"ours": ours(observation), "plain": plain(observation), "textbook": textbook(observation)}
+    functions = {
+        "ours": ours(observation),
+        "plain": plain(observation),
+        "textbook": textbook(observation),
+        "jvp": forward_over_reverse(observation),
+    }
     for function in functions.values():
         function()
     seconds: dict[str, list[float]] = {name: [] for name in functions}
@@ -52,11 +58,13 @@ def ratio(cell: dict[str, Any], one: str, other: str) -> str:
 
 def table(cells: list[dict[str, Any]]) -> str:
     lines = [
-        "| work | threads | ours / plain step | textbook / plain step | ours / textbook |",
-        "|---|---|---|---|---|",
+        "| work | threads | ours / plain step | textbook / plain step | ours / textbook | ours / jvp |",
+        "|---|---|---|---|---|---|",
     ]
     for cell in cells:
-        ratios = [ratio(cell, *pair) for pair in (("ours", "plain"), ("textbook", "plain"), ("ours", "textbook"))]
+        pairs = [("ours", "plain"), ("textbook", "plain"), ("ours", "textbook")]
+        pairs += [("ours", "jvp")] if "jvp" in cell["seconds"] else []
+        ratios = [ratio(cell, *pair) for pair in pairs]
         lines.append(f"| {cell['name']} | {cell['threads']} | " + " | ".join(ratios) + " |")
     return "\n".join(lines)
 

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from undelta.attacker.attacks import awa
 from undelta.attacker.combine import Matching, method_of
 from undelta.attacker.descent import Descent
-from undelta.attacker.priors import batch_norm_targets, total_variation
+from undelta.attacker.priors import total_variation
 from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
@@ -94,30 +94,24 @@ def plain(observation: Observation) -> Callable[[], object]:
 
 
 def textbook(observation: Observation) -> Callable[[], object]:
-    """One iteration as it is usually written: unrolled steps with ``create_graph``, cosine, the same priors, Adam."""
+    """One iteration as it is usually written: unrolled steps with ``create_graph``, cosine, total variation, Adam.
+
+    No BatchNorm prior: the network is fresh, and its statistics describe no images, so that ours is off, too.
+    """
     model = observation.model().train(observation.training.norm_mode == "train")
     for module in model.modules():
         if isinstance(module, _BatchNorm) and module.training:
             module.track_running_stats = False
     start = {name: value.clone().requires_grad_() for name, value in parameters_of(model).items()}
     target = difference(observation.received, observation.initial, start)
-    targets = batch_norm_targets(observation, "server")
     images, labels = start_images(observation).requires_grad_(), known_labels(observation)
     optimizer = torch.optim.Adam([images], lr=0.1)
-    seen: dict[str, Tensor] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm):
-            module.register_forward_pre_hook(lambda module, inputs, name=name: seen.update({name: inputs[0]}))
 
     def step() -> None:
         optimizer.zero_grad()
         point, penalty = dict(start), 0.01 * total_variation(images)
         for batch in batches_of(observation):
             loss = F.cross_entropy(functional_call(model, point, (images[batch],)), labels[batch])
-            for name, (mean, variance) in targets.items():
-                now = torch.var_mean(seen[name], [0, 2, 3])
-                part = (mean - now[1]).norm() + (variance - now[0]).norm()
-                penalty = penalty + 0.001 * part / observation.training.batches
             gradients = torch.autograd.grad(loss, list(point.values()), create_graph=True)
             point = {
                 name: value - observation.learning_rate * gradient
@@ -126,6 +120,50 @@ def textbook(observation: Observation) -> Callable[[], object]:
         update = {name: point[name] - start[name] for name in start}
         cosine = inner(update, target) / (inner(update, update).sqrt() * inner(target, target).sqrt())
         (1 - cosine + penalty).backward(inputs=[images])
+        optimizer.step()
+
+    return step
+
+
+def forward_over_reverse(observation: Observation) -> Callable[[], object]:
+    """One iteration by ``torch.func``: gradients first, then the loss's `jvp` along the cotangent, and reverse mode."""
+    model = observation.model().train(observation.training.norm_mode == "train")
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            module.track_running_stats = False
+    start = {name: value.detach().clone() for name, value in parameters_of(model).items()}
+    target = difference(observation.received, observation.initial, start)
+    images, labels = start_images(observation).requires_grad_(), known_labels(observation)
+    optimizer = torch.optim.Adam([images], lr=0.1)
+    rate = observation.learning_rate
+
+    def leaves_at(point: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.detach().requires_grad_() for name, value in point.items()}
+
+    def loss_at(point: dict[str, Tensor], inputs: Tensor, batch: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, point, (inputs,)), labels[batch])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (0.01 * total_variation(images)).backward()
+        points = [start]
+        for batch in batches_of(observation):
+            leaves = leaves_at(points[-1])
+            gradients = torch.autograd.grad(loss_at(leaves, images[batch].detach(), batch), list(leaves.values()))
+            pairs = zip(leaves.items(), gradients, strict=True)
+            points.append({name: value.detach() - rate * gradient for (name, value), gradient in pairs})
+        update = {name: (points[-1][name] - start[name]).requires_grad_() for name in start}
+        cosine = inner(update, target) / (inner(update, update).sqrt() * inner(target, target).sqrt())
+        cotangent = dict(zip(update, torch.autograd.grad(1 - cosine, list(update.values())), strict=True))
+        for number, batch in reversed(list(enumerate(batches_of(observation)))):
+            inputs = images[batch].detach().requires_grad_()
+            leaves = leaves_at(points[number]) if number else points[number]
+            _, along = torch.func.jvp(lambda point: loss_at(point, inputs, batch), (leaves,), (cotangent,))  # noqa: B023
+            pulled = torch.autograd.grad(along, [inputs, *(leaves.values() if number else ())])
+            images.grad[batch] -= rate * pulled[0]  # type: ignore[index]
+            if number:
+                pairs = zip(cotangent.items(), pulled[1:], strict=True)
+                cotangent = {name: value - rate * gradient for (name, value), gradient in pairs}
         optimizer.step()
 
     return step

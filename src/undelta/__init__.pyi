@@ -2,6 +2,7 @@ from .attacker import canvas as canvas
 from .attacker import distances as distances
 from .attacker import labels as labels
 from .attacker import optimizers as optimizers
+from .attacker import paths as paths
 from .attacker import priors as priors
 from .attacker import replays as replays
 from .attacker import weights as weights

@@ -3,5 +3,5 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, submodules=["canvas", "distances", "labels", "optimizers", "priors", "replays", "weights"]
+    __name__, submodules=["canvas", "distances", "labels", "optimizers", "paths", "priors", "replays", "weights"]
 )
