@@ -160,8 +160,9 @@ def _show(value: object) -> str:
 def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
     """Numbers of an option, between commas or blanks.
 
-    >>> numbers("--seeds", "0,1, 2", int)
-    (0, 1, 2)
+    Examples:
+        >>> numbers("--seeds", "0,1, 2", int)
+        (0, 1, 2)
     """
     try:
         values = tuple(kind(word) for word in text.replace(",", " ").split())

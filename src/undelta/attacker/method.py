@@ -19,16 +19,17 @@ from undelta.seeding import stream
 class GradientMatching(Method):
     """Minimize Dist_Q(dummy update, target) + priors over the dummy images (AWA eq_weighted_loss).
 
-    >>> from undelta import Scenario, disclose
-    >>> from undelta.attacker.priors import TotalVariation
-    >>> from undelta.attacker.replays import OneStep
-    >>> small = {"width": 4, "hidden": 16}
-    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
-    >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
-    >>> attack = GradientMatching(replay=OneStep(position=0.5), priors=(TotalVariation(weight=0.01),), steps=21)
-    >>> first, *_, last = attack(observation, seed=0).history
-    >>> last.loss < first.loss
-    True
+    Examples:
+        >>> from undelta import Scenario, disclose
+        >>> from undelta.attacker.priors import TotalVariation
+        >>> from undelta.attacker.replays import OneStep
+        >>> small = {"width": 4, "hidden": 16}
+        >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
+        >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
+        >>> attack = GradientMatching(replay=OneStep(position=0.5), priors=(TotalVariation(weight=0.01),), steps=21)
+        >>> first, *_, last = attack(observation, seed=0).history
+        >>> last.loss < first.loss
+        True
     """
 
     def __call__(

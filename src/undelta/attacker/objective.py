@@ -152,9 +152,10 @@ _PARTS = _known()
 def encode(parts: Objective) -> dict[str, Any] | None:
     """The objective as plain values; None where a part holds something else, such as a generator of images.
 
-    >>> from undelta.attacker.replays import CoarseRollout
-    >>> encode(Objective(replay=CoarseRollout(steps=5)))["replay"]
-    {'part': 'CoarseRollout', 'steps': 5}
+    Examples:
+        >>> from undelta.attacker.replays import CoarseRollout
+        >>> encode(Objective(replay=CoarseRollout(steps=5)))["replay"]
+        {'part': 'CoarseRollout', 'steps': 5}
     """
     try:
         return {field.name: _encoded(getattr(parts, field.name)) for field in fields(Objective)}

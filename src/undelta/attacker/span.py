@@ -80,12 +80,13 @@ def contains(observation: Observation, images: Tensor, reference: Tensor) -> lis
         images: Candidates, (M, C, H, W), pixels in [0, 1].
         reference: Images that took no part, of the same kind; a p-value cannot be less than one in their number.
 
-    >>> from undelta import Scenario, disclose
-    >>> scenario = Scenario(data="patches", num_samples=4, epochs=5, batches=2)
-    >>> private, others = scenario.draw(seed=0), scenario.draw_held_out(seed=0, most=20)
-    >>> observation = disclose(private, scenario, seed=0)
-    >>> [round(found.p_value, 3) for found in contains(observation, private.images, others.images)]
-    [0.048, 0.048, 0.048, 0.048]
+    Examples:
+        >>> from undelta import Scenario, disclose
+        >>> scenario = Scenario(data="patches", num_samples=4, epochs=5, batches=2)
+        >>> private, others = scenario.draw(seed=0), scenario.draw_held_out(seed=0, most=20)
+        >>> observation = disclose(private, scenario, seed=0)
+        >>> [round(found.p_value, 3) for found in contains(observation, private.images, others.images)]
+        [0.048, 0.048, 0.048, 0.048]
     """
     model = _model(observation)
     found = spans(observation, model, images)

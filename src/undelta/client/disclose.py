@@ -19,14 +19,15 @@ def disclose(private: Private, scenario: Scenario, *, seed: int = 0, dtype: torc
     detached and cloned; labels are sorted, since their order would reveal a shuffle; permutations and the trajectory
     stay here.
 
-    >>> small = {"width": 4, "hidden": 16}
-    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
-    >>> private = scenario.draw(seed=0)
-    >>> observation = disclose(private, scenario, seed=0)
-    >>> observation.num_samples, observation.training.epochs
-    (2, 2)
-    >>> hasattr(observation, "images")
-    False
+    Examples:
+        >>> small = {"width": 4, "hidden": 16}
+        >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
+        >>> private = scenario.draw(seed=0)
+        >>> observation = disclose(private, scenario, seed=0)
+        >>> observation.num_samples, observation.training.epochs
+        (2, 2)
+        >>> hasattr(observation, "images")
+        False
     """
     return disclose_with_secrets(private, scenario, seed=seed, dtype=dtype)[0]
 

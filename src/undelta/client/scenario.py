@@ -25,14 +25,15 @@ DEFAULT_SIZE = 32  # side of photographs, which have no native one
 class Scenario:
     """All that determines an update, given a seed. The attacked client is the first of ``clients``.
 
-    >>> scenario = Scenario(data="digits", num_samples=6, epochs=3, batches=2, learning_rate=0.01)
-    >>> scenario.draw(seed=0).images.shape
-    torch.Size([6, 1, 8, 8])
-    >>> scenario.training.sizes(6)  # of the mini-batches
-    (3, 3)
-    >>> Scenario(data="digits", num_samples=6, batches=7)
-    Traceback (most recent call last):
-    undelta.errors.ConfigError: 6 samples cannot fill 7 mini-batches; lower batches or raise num_samples
+    Examples:
+        >>> scenario = Scenario(data="digits", num_samples=6, epochs=3, batches=2, learning_rate=0.01)
+        >>> scenario.draw(seed=0).images.shape
+        torch.Size([6, 1, 8, 8])
+        >>> scenario.training.sizes(6)  # of the mini-batches
+        (3, 3)
+        >>> Scenario(data="digits", num_samples=6, batches=7)
+        Traceback (most recent call last):
+        undelta.errors.ConfigError: 6 samples cannot fill 7 mini-batches; lower batches or raise num_samples
     """
 
     data: str = "photos"

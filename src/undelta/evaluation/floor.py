@@ -82,14 +82,15 @@ def floor(
         order: The client's order in its first epoch, where it is known: an exact replay of one epoch of mini-batches
             needs it.
 
-    >>> from undelta import Scenario, awa, disclose
-    >>> small = {"width": 4, "hidden": 16}
-    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
-    >>> private = scenario.draw(seed=0)
-    >>> observation = disclose(private, scenario, seed=0)
-    >>> found = floor(awa(steps=5)(observation), private, observation)
-    >>> found.level, sorted(found.terms)
-    ('far above', ['distance', 'total_variation'])
+    Examples:
+        >>> from undelta import Scenario, awa, disclose
+        >>> small = {"width": 4, "hidden": 16}
+        >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
+        >>> private = scenario.draw(seed=0)
+        >>> observation = disclose(private, scenario, seed=0)
+        >>> found = floor(awa(steps=5)(observation), private, observation)
+        >>> found.level, sorted(found.terms)
+        ('far above', ['distance', 'total_variation'])
     """
     if reconstruction.objective is None:
         return None

@@ -37,8 +37,9 @@ def psnr(images: Tensor, originals: Tensor) -> Tensor:
 def fraction_recovered(values: Sequence[float | None], threshold: float = RECOVERED_PSNR) -> float:
     """The share of images whose PSNR is at least `threshold` dB; one without a PSNR has diverged and does not count.
 
-    >>> fraction_recovered([31.0, 20.0, 19.9, None])
-    0.5
+    Examples:
+        >>> fraction_recovered([31.0, 20.0, 19.9, None])
+        0.5
     """
     if not values:
         raise ValueError("expected the PSNR of at least one image, got none")

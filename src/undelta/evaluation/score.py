@@ -68,19 +68,20 @@ def score(
         recovered_psnr: Decibels from which an image counts as recovered.
         lpips_backbone: "alex" or "vgg"; without its weights LPIPS is None.
 
-    >>> import torch
-    >>> truth = Private(images=torch.rand(2, 3, 16, 16), labels=torch.tensor([0, 1]))
-    >>> guess = Reconstruction(
-    ...     images=truth.images.flip(0),  # right, but in another order
-    ...     labels=truth.labels.flip(0),
-    ...     mismatch=0.0,
-    ...     iterations=1,
-    ...     seconds=0.1,
-    ...     status="completed",
-    ... )
-    >>> result = score(guess, truth)
-    >>> result.order, result.psnr, result.fraction_recovered  # identical images are given 100 dB
-    ((1, 0), 100.0, 1.0)
+    Examples:
+        >>> import torch
+        >>> truth = Private(images=torch.rand(2, 3, 16, 16), labels=torch.tensor([0, 1]))
+        >>> guess = Reconstruction(
+        ...     images=truth.images.flip(0),  # right, but in another order
+        ...     labels=truth.labels.flip(0),
+        ...     mismatch=0.0,
+        ...     iterations=1,
+        ...     seconds=0.1,
+        ...     status="completed",
+        ... )
+        >>> result = score(guess, truth)
+        >>> result.order, result.psnr, result.fraction_recovered  # identical images are given 100 dB
+        ((1, 0), 100.0, 1.0)
     """
     guesses, truth = reconstruction.images.detach().cpu(), private.images
     if guesses.shape != truth.shape:

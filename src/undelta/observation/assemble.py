@@ -80,9 +80,10 @@ def training_from(
 ) -> tuple[LocalTraining, tuple[Hyperparameter, ...], Notes]:
     """A client's training out of a configuration; which of E and η it does not say; notes.
 
-    >>> training, unknown, notes = training_from({"local-epochs": 2, "batch-size": 4, "num-server-rounds": 3}, 10)
-    >>> training.epochs, training.batches, unknown
-    (2, 3, ('learning_rate',))
+    Examples:
+        >>> training, unknown, notes = training_from({"local-epochs": 2, "batch-size": 4, "num-server-rounds": 3}, 10)
+        >>> training.epochs, training.batches, unknown
+        (2, 3, ('learning_rate',))
     """
     given = hyperparameters(settings)
     size = given.pop("batch_size", None)

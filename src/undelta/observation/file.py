@@ -33,15 +33,16 @@ class _Metadata:
 def save_observation(observation: Observation, path: str | Path) -> None:
     """Write an observation; the file appears whole or not at all.
 
-    >>> import tempfile
-    >>> from undelta import Scenario, disclose
-    >>> small = {"width": 4, "hidden": 16}
-    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
-    >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_observation(observation, f"{folder}/seen.safetensors")
-    ...     digest_of(load_observation(f"{folder}/seen.safetensors")) == digest_of(observation)
-    True
+    Examples:
+        >>> import tempfile
+        >>> from undelta import Scenario, disclose
+        >>> small = {"width": 4, "hidden": 16}
+        >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
+        >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_observation(observation, f"{folder}/seen.safetensors")
+        ...     digest_of(load_observation(f"{folder}/seen.safetensors")) == digest_of(observation)
+        True
     """
     write_tensors(path, *_contents(observation))
 

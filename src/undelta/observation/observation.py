@@ -83,21 +83,22 @@ class Observation:
 
     A simulation gets one from `disclose`. A federation of yours fills the fields itself, here for one layer:
 
-    >>> import torch
-    >>> spec = ImageSpec(shape=(1, 4, 4), mean=(0.5,), std=(0.25,), classes=3)
-    >>> model = build("mlp", {"hidden": []}, shape=spec.shape, classes=spec.classes)
-    >>> sent = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    >>> received = {name: tensor + 0.01 for name, tensor in sent.items()}  # what the client returned
-    >>> observation = Observation(
-    ...     architecture=Architecture(name="mlp", arguments={"hidden": []}),
-    ...     initial=sent,
-    ...     received=received,
-    ...     training=LocalTraining(epochs=1, batches=1, learning_rate=0.1),
-    ...     num_samples=2,
-    ...     image=spec,
-    ... )
-    >>> print(observation.labels)  # none were granted
-    None
+    Examples:
+        >>> import torch
+        >>> spec = ImageSpec(shape=(1, 4, 4), mean=(0.5,), std=(0.25,), classes=3)
+        >>> model = build("mlp", {"hidden": []}, shape=spec.shape, classes=spec.classes)
+        >>> sent = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        >>> received = {name: tensor + 0.01 for name, tensor in sent.items()}  # what the client returned
+        >>> observation = Observation(
+        ...     architecture=Architecture(name="mlp", arguments={"hidden": []}),
+        ...     initial=sent,
+        ...     received=received,
+        ...     training=LocalTraining(epochs=1, batches=1, learning_rate=0.1),
+        ...     num_samples=2,
+        ...     image=spec,
+        ... )
+        >>> print(observation.labels)  # none were granted
+        None
     """
 
     architecture: Architecture

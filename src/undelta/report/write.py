@@ -23,16 +23,17 @@ def write_report(directory: str | Path) -> Path:
     Returns:
         The page. It needs no network and no other file.
 
-    >>> import tempfile
-    >>> from undelta import Scenario, Trial, run, write_outcomes
-    >>> small = {"width": 4, "hidden": 16}
-    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
-    >>> trial = Trial(scenario=scenario, attack="sme", arguments={"steps": 5})
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_outcomes(folder, [trial], [run(trial)])
-    ...     page = write_report(folder)
-    ...     sorted(path.name for path in Path(folder).glob("report.*"))
-    ['report.csv', 'report.html', 'report.md', 'report.tex']
+    Examples:
+        >>> import tempfile
+        >>> from undelta import Scenario, Trial, run, write_outcomes
+        >>> small = {"width": 4, "hidden": 16}
+        >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
+        >>> trial = Trial(scenario=scenario, attack="sme", arguments={"steps": 5})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_outcomes(folder, [trial], [run(trial)])
+        ...     page = write_report(folder)
+        ...     sorted(path.name for path in Path(folder).glob("report.*"))
+        ['report.csv', 'report.html', 'report.md', 'report.tex']
     """
     directory = Path(directory)
     audit = read_audit(directory)

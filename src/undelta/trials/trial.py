@@ -70,11 +70,12 @@ class Recorded:
 class Trial:
     """What to run; equal trials give equal records on one machine, but for the clock.
 
-    >>> trial = Trial(scenario=Scenario(data="digits"), attack="awa", arguments={"steps": 100})
-    >>> len(trial.key)
-    16
-    >>> trial.key == Trial(scenario=Scenario(data="digits"), attack="awa", arguments={"steps": 100}, name="mine").key
-    True
+    Examples:
+        >>> trial = Trial(scenario=Scenario(data="digits"), attack="awa", arguments={"steps": 100})
+        >>> len(trial.key)
+        16
+        >>> trial.key == replace(trial, name="mine").key
+        True
     """
 
     scenario: Scenario | Recorded
@@ -155,13 +156,14 @@ def run(trial: Trial, *, open_run: Callable[[str], Run] | None = None, device: s
         open_run: Gives the attack's run, for a key that says what its checkpoints belong to.
         device: Where the attack runs.
 
-    >>> small = {"width": 4, "hidden": 16}
-    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
-    >>> outcome = run(Trial(scenario=scenario, attack="sme", arguments={"steps": 5}))
-    >>> outcome.record.attack, outcome.record.iterations, outcome.record.status
-    ('sme', 5, 'completed')
-    >>> outcome.score is not None and outcome.score.psnr == outcome.record.psnr
-    True
+    Examples:
+        >>> small = {"width": 4, "hidden": 16}
+        >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
+        >>> outcome = run(Trial(scenario=scenario, attack="sme", arguments={"steps": 5}))
+        >>> outcome.record.attack, outcome.record.iterations, outcome.record.status
+        ('sme', 5, 'completed')
+        >>> outcome.score is not None and outcome.score.psnr == outcome.record.psnr
+        True
     """
     attack = make_attack(trial.attack, trial.arguments)
     reset_peak_memory()

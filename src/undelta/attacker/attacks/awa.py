@@ -80,13 +80,14 @@ def awa(
         restarts: Independent tries, chosen by the attacker's own mismatch.
         labels: Where labels come from. The paper takes them as known; "auto" infers them where none are granted.
 
-    >>> from undelta import Scenario, disclose
-    >>> small = {"width": 4, "hidden": 16}
-    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
-    >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
-    >>> reconstruction = awa(steps=12)(observation, seed=0)
-    >>> reconstruction.images.shape, reconstruction.iterations, reconstruction.status
-    (torch.Size([2, 1, 8, 8]), 12, 'completed')
+    Examples:
+        >>> from undelta import Scenario, disclose
+        >>> small = {"width": 4, "hidden": 16}
+        >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, epochs=2, batches=1)
+        >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
+        >>> reconstruction = awa(steps=12)(observation, seed=0)
+        >>> reconstruction.images.shape, reconstruction.iterations, reconstruction.status
+        (torch.Size([2, 1, 8, 8]), 12, 'completed')
     """
     if setting not in SETTINGS:
         raise ConfigError(f"expected setting {', '.join(SETTINGS)}, got {setting!r}")

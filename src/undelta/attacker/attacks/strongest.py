@@ -237,13 +237,14 @@ def strongest(
         labels: Where labels come from; inferred if none are granted.
         masked: Whether to leave entries that look pruned out of the match.
 
-    >>> from undelta import Scenario, disclose
-    >>> small = {"width": 4, "hidden": 16}
-    >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, batches=1, grant_labels=False)
-    >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
-    >>> reconstruction = strongest(steps=6, rollout_steps=4)(observation, seed=0)  # a straight path: 2 x 6 + 5 x 4
-    >>> reconstruction.iterations, len(reconstruction.labels)
-    (32, 2)
+    Examples:
+        >>> from undelta import Scenario, disclose
+        >>> small = {"width": 4, "hidden": 16}
+        >>> scenario = Scenario(data="digits", num_samples=2, model_arguments=small, batches=1, grant_labels=False)
+        >>> observation = disclose(scenario.draw(seed=0), scenario, seed=0)
+        >>> reconstruction = strongest(steps=6, rollout_steps=4)(observation, seed=0)  # a straight path: 2 x 6 + 5 x 4
+        >>> reconstruction.iterations, len(reconstruction.labels)
+        (32, 2)
     """
     statistics = BatchNormStatistics(weight=bn, source=bn_source)
     flat = Candidate(weights=FLAT, priors=(TotalVariation(weight=tv), statistics))

@@ -32,8 +32,9 @@ _ORIGINS = {"patches": "photos"}
 def origin_of(source: str) -> str:
     """Where a source's pictures are from in the end: two sources of one origin show the same things.
 
-    >>> origin_of("patches"), origin_of("faces")
-    ('photos', 'faces')
+    Examples:
+        >>> origin_of("patches"), origin_of("faces")
+        ('photos', 'faces')
     """
     if source in SOURCES:
         return _ORIGINS.get(source, source)

@@ -112,10 +112,11 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
 def settings_of(point: Mapping[str, float]) -> dict[str, Any]:
     """A point of the search space as settings of the attack.
 
-    >>> settings_of({"conv": 10.0, "linear": 5.0, "position": 0.5})["position"]
-    0.5
-    >>> settings_of({"conv": 10.0, "linear": 5.0, "position": 0.5})["q"]["norm"]  # not searched: a flat ramp
-    1.0
+    Examples:
+        >>> settings_of({"conv": 10.0, "linear": 5.0, "position": 0.5})["position"]
+        0.5
+        >>> settings_of({"conv": 10.0, "linear": 5.0, "position": 0.5})["q"]["norm"]  # not searched: a flat ramp
+        1.0
     """
     # Where nothing is enhanced the shares are zero, so that the weight below is never used.
     q = {**dict.fromkeys((*KINDS, "enhanced"), 1.0), "p_mean": 0.0, "p_var": 0.0}
