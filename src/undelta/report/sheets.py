@@ -1,6 +1,6 @@
 """Sheets: all tiles of a trial in one picture, encoded so that a page of fifty trials stays small.
 
-Originals and reconstructions are kept exact (PNG) while there is room, then become JPEG, then smaller. Pictures on the
+All are WebP: originals and reconstructions exact while there is room, then compressed, then smaller. Pictures on the
 way may be coarser and fewer. Metrics never depend on any of this: they were measured on the full pictures.
 """
 
@@ -24,19 +24,13 @@ BUDGET = 2_600_000
 MOST_SHEET = 200_000
 """Bytes of one sheet of iterates, however much room there is; they are shown for a moment each."""
 SHARES = {"originals": 0.15, "reconstruction": 0.3, "iterates": 0.55}
-FINE = 80  # from this quality of JPEG on, colors are as sharp as brightness
+BLOCK = 16  # WebP's; a tile that ends within one would bleed into the next
 HOPELESS = 60  # pixels per byte that hardly any picture reaches
 
 # (longest side, quality), best first
-STILLS = ((None, None), (None, 92), (None, 85), (128, 88), (96, 85), (64, 82), (64, 70), (48, 65), (32, 60))
+STILLS = ((None, None), (None, 90), (None, 75), (128, 80), (64, 75), (48, 65), (32, 60))
 # (frames, longest side, quality), best first
-ON_THE_WAY = (
-    *((frames, 128, 85) for frames in (MOST_FRAMES, 16)),
-    *((frames, 64, 80) for frames in (16, 12)),
-    *((frames, 64, 65) for frames in (12, 8)),
-    *((frames, 48, 50) for frames in (8, 6, 4)),
-    (4, 32, 40),
-)
+ON_THE_WAY = ((MOST_FRAMES, 128, 80), (16, 128, 75), (16, 64, 75), (12, 64, 60), (8, 48, 50), (4, 48, 40), (4, 32, 30))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +91,13 @@ class Sheets:
     def _first_that_fits(self, rungs: Sequence[_Rung], kind: str) -> Sheet:
         """The best rung within the room; the last one in any case."""
         room = self._room[kind]
-        exact_pays = True
         for rung in rungs:
             # Large pictures are slow to encode; what cannot fit is not tried.
             if rung is not rungs[-1] and rung.pixels > HOPELESS * room:
                 continue
-            sheet = rung.encode(exact_too=exact_pays)
-            if _size(sheet) <= room:
+            sheet = rung.encode()
+            if len(sheet.uri) * 3 // 4 <= room:
                 break
-            exact_pays = sheet.exact and rung.quality is not None
-        return self._keep(sheet)
-
-    def _keep(self, sheet: Sheet) -> Sheet:
         return self.all.setdefault(sheet.id, sheet)
 
 
@@ -119,7 +108,7 @@ def fingerprint(images: Tensor) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rung:
-    """One way to encode tiles (R, n, C, H, W): shrunk to a longest side, at a quality of JPEG; None is exact."""
+    """One way to encode tiles (R, n, C, H, W): shrunk to a longest side, at a quality of WebP; None is exact."""
 
     tiles: Tensor
     side: int | None
@@ -133,20 +122,16 @@ class _Rung:
         factor = 1.0 if self.side is None else min(1.0, self.side / longest)
         return self.tiles.numel() / self.tiles.shape[2] * factor**2
 
-    def encode(self, *, exact_too: bool) -> Sheet:
-        """JPEG, or PNG where that takes less: pictures of few pixels or colors."""
+    def encode(self) -> Sheet:
+        """The sheet."""
         shrunk = _shrink(self.tiles, self.side)
-        sheets = [_sheet(shrunk, self.quality)]
-        if self.quality and exact_too:
-            sheets.append(_sheet(shrunk, None))
-        best = min(sheets, key=_size)
-        return replace(best, exact=best.exact and shrunk is self.tiles, frames=self.frames)
+        sheet = _sheet(shrunk, self.quality)
+        return replace(sheet, exact=sheet.exact and shrunk is self.tiles, frames=self.frames)
 
 
 def _sheet(tiles: Tensor, quality: int | None) -> Sheet:
     rows, columns, channels, height, width = tiles.shape
-    # A tile that ends within one of JPEG's blocks would bleed into the next.
-    block = 1 if quality is None else 8 if quality >= FINE else 16
+    block = 1 if quality is None else BLOCK
     pad_right, pad_below = -width % block, -height % block
     # Repeated borders, not black ones: an edge would ring into the picture.
     padded = F.pad(tiles.flatten(0, 1).float(), (0, pad_right, 0, pad_below), mode="replicate").to(torch.uint8)
@@ -155,13 +140,10 @@ def _sheet(tiles: Tensor, quality: int | None) -> Sheet:
     pixels = grid.reshape(rows * step[1], columns * step[0], channels)
     picture = Image.fromarray((pixels.squeeze(2) if channels == 1 else pixels).contiguous().numpy())
     content = io.BytesIO()
-    if quality:
-        picture.save(content, "JPEG", quality=quality, subsampling=0 if quality >= FINE else 2)
-    else:
-        picture.save(content, "PNG")
+    picture.save(content, "WEBP", lossless=quality is None, exact=True, quality=quality or 100)
     return Sheet(
         id="p" + hashlib.sha256(content.getvalue()).hexdigest()[:12],
-        uri=f"data:image/{'jpeg' if quality else 'png'};base64,{base64.b64encode(content.getvalue()).decode()}",
+        uri=f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}",
         width=picture.width,
         height=picture.height,
         tile=(width, height),
@@ -178,7 +160,3 @@ def _shrink(tiles: Tensor, side: int | None) -> Tensor:
     images = tiles.flatten(0, 1).float()
     small = F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
     return small.round().clamp(0, 255).to(torch.uint8).view(*tiles.shape[:3], *size)
-
-
-def _size(sheet: Sheet) -> int:
-    return len(sheet.uri) * 3 // 4
