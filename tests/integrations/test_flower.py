@@ -236,7 +236,7 @@ def test_a_failure_is_one_warning_and_training_goes_on(
     said = warnings_of(caplog)
     assert len(said) == 1  # though it went wrong for two clients in two rounds
     assert message in said[0]
-    assert "training goes on" in said[0]
+    assert "training continues" in said[0]
     assert not (tmp_path / "seen").exists() or names(tmp_path / "seen") == []
 
 

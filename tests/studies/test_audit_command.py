@@ -17,7 +17,7 @@ import pytest
 
 from undelta.cli import main
 from undelta.errors import ConfigError
-from undelta.studies import single as jobs
+from undelta.studies import demo as jobs
 from undelta.studies.audit import run_plan
 from undelta.studies.overview import overview
 from undelta.trials.directory import RunDirectory
@@ -275,7 +275,7 @@ def test_an_interrupted_audit_ends_at_once_and_says_how_to_go_on(
     text = shown.decode()
     assert process.returncode == 130, text
     assert seconds < 10
-    assert "Interrupted: the same command goes on from the last checkpoints." in text
+    assert "Interrupted: the same command resumes from the last checkpoints." in text
     assert "Traceback" not in text
     assert "0 of 4 trials done" in text  # the live overview
     assert "epochs=1 | awa | seed 0" in text

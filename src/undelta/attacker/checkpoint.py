@@ -37,7 +37,7 @@ class Checkpoint:
 
         Args:
             path: The file.
-            key: What is being run. To go on with something else would give a result that nobody can repeat.
+            key: What is being run. To continue with something else would give a result that nobody can repeat.
             seconds: The least time between two checkpoints.
             replace: Whether the file of something else, or a damaged one, is begun anew rather than refused.
             check: Called before anything is written; raises if the run is no longer ours.

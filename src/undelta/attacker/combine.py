@@ -112,7 +112,7 @@ Next: TypeAlias = Callable[[Reconstruction, GradientMatching], Matching | None]
 """A phase that depends on what the one before found, and how (never on the truth, which is not there); None is none."""
 
 Phase: TypeAlias = Matching | tuple[Matching, ...] | Next
-"""Of several, candidates, the one goes on that explains the update best."""
+"""Of several, candidates, the one that explains the update best is kept."""
 
 
 def best_of(restarts: int, attack: GradientMatching) -> GradientMatching | Restarts:

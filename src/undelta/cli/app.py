@@ -70,11 +70,11 @@ def parse_seeds(words: str | None) -> tuple[int, ...] | None:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Answer Ctrl-C in a command that goes on where it was."""
+    """Answer Ctrl-C in a command that can resume."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("Interrupted: the same command goes on from the last checkpoints.", err=True)
+        typer.echo("Interrupted: the same command resumes from the last checkpoints.", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 

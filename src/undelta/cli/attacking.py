@@ -32,7 +32,7 @@ Initial = Annotated[
 def demo(out: Annotated[Path, typer.Option(help="Where results go.")] = Path("undelta-demo"), seed: Seed = 0) -> None:
     """Reconstruct eight photographs from one simulated update, with the paper's attack and with our strongest."""
     from undelta.report import write_report
-    from undelta.studies.single import demo_job
+    from undelta.studies.demo import demo_job
 
     with watching() as progress:
         records = demo_job(out, seed=seed, watch=progress.start)
@@ -67,7 +67,7 @@ def attack(
     out: Annotated[Path, typer.Option(help="Where results go.")],
     attack: Annotated[
         str | None,
-        typer.Option(help="Its name; `undelta list` shows all. If not given, strongest, or what --weights is for."),
+        typer.Option(help="Its name; `undelta list` shows all. By default, strongest, or what --weights is for."),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Attack iterations.")] = None,
     seed: Seed = 0,
@@ -128,7 +128,7 @@ def attack(
     if not first:
         return
     print_table([record])
-    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nTo score: undelta score {out} --truth TRUTH")
+    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nScore with: undelta score {out} --truth TRUTH")
     exit_if_interrupted([record])
 
 
@@ -140,18 +140,20 @@ def observe(
         str, typer.Option(metavar="NAME", help="A built-in model, or package.module:function, which is imported.")
     ],
     samples: Annotated[int, typer.Option(min=1, help="How many images the client trained on.")],
-    shape: Annotated[str, typer.Option(metavar="C,H,W", help="Of one image, such as 3,32,32.")],
+    shape: Annotated[str, typer.Option(metavar="C,H,W", help="Image shape, such as 3,32,32.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The observation file to write.")],
     model_argument: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the model's function; repeatable.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs; unknown if not given.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs; unknown by default.")] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="Mini-batches per epoch.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of --batches.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Of the client's SGD; unknown if not given.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate of the client's SGD; unknown by default.")
+    ] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Needed for built-in models only.")] = None,
-    mean: Annotated[str, typer.Option(metavar="NUMBERS", help="Of the inputs' normalization, per channel.")] = "0",
-    std: Annotated[str, typer.Option(metavar="NUMBERS", help="Likewise.")] = "1",
+    mean: Annotated[str, typer.Option(metavar="NUMBERS", help="Per-channel mean that inputs are normalized by.")] = "0",
+    std: Annotated[str, typer.Option(metavar="NUMBERS", help="Per-channel standard deviation.")] = "1",
     loss: Annotated[str, typer.Option(help="cross_entropy or l2.")] = "cross_entropy",
     norm_mode: Annotated[str, typer.Option(help="How the client's BatchNorm ran: train or eval.")] = "train",
     labels: Annotated[
@@ -186,7 +188,7 @@ def observe(
     for note in notes:
         typer.echo(f"Note: {note}{'' if note.endswith('?') else '.'}", err=True)
     named = f" --model {model}" if ":" in model else ""
-    typer.echo(f"Observation: {out}\nTo attack: undelta attack {out}{named} --out run")
+    typer.echo(f"Observation: {out}\nAttack with: undelta attack {out}{named} --out run")
 
 
 @app.command()

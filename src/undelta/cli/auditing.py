@@ -61,7 +61,7 @@ def audit(
             say=lambda line: typer.echo(line, err=True),
         )
     print_verdicts(done.verdicts)
-    typer.echo(f"Records: {out / 'trials'}\nVerdict: {out / 'verdict.json'}\nTo look: undelta report {out}")
+    typer.echo(f"Records: {out / 'trials'}\nVerdict: {out / 'verdict.json'}\nView with: undelta report {out}")
     for line in done.offenses:
         typer.echo(f"Gate not passed: {line}", err=True)
     exit_if_failed(done.failed)
@@ -105,7 +105,7 @@ def defend(
             say=lambda line: typer.echo(line, err=True),
         )
     print_tradeoff(done.tradeoff)
-    typer.echo(f"Numbers: {out / 'defend.json'}\nTo look: undelta report {out}")
+    typer.echo(f"Numbers: {out / 'defend.json'}\nView with: undelta report {out}")
     exit_if_failed(done.audited.failed)
 
 
@@ -115,7 +115,7 @@ def reproduce(
         str | None, typer.Argument(help="A table or figure of the paper, or all; --list names them.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go; the same command resumes there.")] = None,
-    scale: Annotated[str | None, typer.Option(help="smoke, cpu or paper; if not given, what --out has.")] = None,
+    scale: Annotated[str | None, typer.Option(help="smoke, cpu or paper; by default, what --out has.")] = None,
     data: Annotated[str | None, typer.Option(help="A source of images; the paper scale needs ImageNet's.")] = None,
     seeds: Seeds = None,
     workers: WorkersOption = None,

@@ -104,5 +104,5 @@ def tune(
             watch=progress.start("final run"),
         )
     print_table([record])
-    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nTo look: undelta report {out}")
+    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nView with: undelta report {out}")
     exit_if_interrupted([record])

@@ -52,7 +52,7 @@ def record(
     """Let the strategy write what its server sees of clients, as ``round-R-node-N.safetensors``; returns the strategy.
 
     It remains what it was, with all attributes, and trains as before: if recording fails, a warning says why, once per
-    reason, and training goes on.
+    reason, and training continues.
 
     Args:
         strategy: Any Strategy of the message API.
@@ -62,8 +62,8 @@ def record(
         training: The run config, or any mapping with the clients' hyperparameters: epochs (or local-epochs),
             batch-size (or batches), learning-rate (or lr), loss, norm-mode. What a message's config says, counts more.
         model_arguments: For the model's function.
-        clients: The nodes to record, by id; all if not given.
-        rounds: The rounds to record; all if not given.
+        clients: The nodes to record, by id; all by default.
+        rounds: The rounds to record; all by default.
         samples: The metric in which a client reports how many images it trained on.
         most: Files in the directory at most.
         most_bytes: Bytes in the directory at most.

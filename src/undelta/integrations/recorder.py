@@ -149,7 +149,7 @@ class Recorder:
             yield
         except Exception as problem:
             reason = " ".join(str(problem).split()) or type(problem).__name__
-            self._say(f"undelta: an update is not recorded, training goes on: {reason}")
+            self._say(f"undelta: an update is not recorded, training continues: {reason}")
 
     def _say(self, text: str) -> None:
         reason = re.sub(r"\d+", "#", text)  # another round or node is no other reason

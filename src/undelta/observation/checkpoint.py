@@ -88,7 +88,7 @@ def _unwrapped(content: object, path: Path) -> tuple[dict[str, Tensor], Notes]:
     tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     left = [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
     if tensors and left:
-        notes.append(f"{path}: left out what is no tensor ({', '.join(left[:3])}{', ...' if len(left) > 3 else ''})")
+        notes.append(f"{path}: left out what is not a tensor ({', '.join(left[:3])}{', ...' if len(left) > 3 else ''})")
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise ObservationError(f"{path}: {name!r} is sparse, quantized or without data; save it as a plain tensor")

@@ -43,7 +43,7 @@ def run_plan(
 ) -> Audited:
     """Run all trials of a plan that have no result yet, and judge all that have.
 
-    The same call after a crash or Ctrl-C goes on from the last checkpoints and ends with the same results.
+    The same call after a crash or Ctrl-C resumes from the last checkpoints and ends with the same results.
     """
     check_metrics(plan, gates)
     workers = replace(workers or Workers(), slurm=plan.slurm)

@@ -66,7 +66,7 @@ def defend_job(
     retry_failed: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Defended:
-    """Measure leakage and utility of every defense; the same call after a crash goes on."""
+    """Measure leakage and utility of every defense; the same call after a crash resumes."""
     file = load_file(path)
     file = replace(
         file,

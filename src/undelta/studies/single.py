@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from undelta.attacker.attack import Run, Watch
 from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Reconstruction
@@ -23,16 +21,14 @@ from undelta.engine.devices import device_of
 from undelta.errors import ConfigError, DataError, RankFailure, UndeltaError
 from undelta.evaluation.floor import floors
 from undelta.evaluation.score import score
-from undelta.files import FORMAT, make_folder, read_tensors, write_bytes, write_tensors
+from undelta.files import FORMAT, read_tensors, write_tensors
 from undelta.observation import Observation
 from undelta.observation.file import digest_of, load_observation, save_observation
-from undelta.studies.audit import judge_job
 from undelta.trials.config import load_scenario, make_attack
 from undelta.trials.directory import CHECKPOINT, CONFIGURATION, PICTURES, RECONSTRUCTION, RECORD, RUN, RunDirectory
 from undelta.trials.leases import Lease, Leases
 from undelta.trials.outcomes import compare
 from undelta.trials.pictures import write_sheet
-from undelta.trials.plan import load_plan
 from undelta.trials.record import (
     Record,
     describe_scenario,
@@ -40,7 +36,6 @@ from undelta.trials.record import (
     with_score,
 )
 from undelta.trials.trial import Recorded, Trial, run
-from undelta.trials.worker import attempt
 
 SHEET = "reconstruction.png"
 
@@ -246,64 +241,3 @@ def floor_job(
         for name, value in floors(private, observation.to(device_of("auto")), order=order).items():
             columns.setdefault(name, []).append(value)
     return columns
-
-
-DEMO_TOML = """# What `undelta demo` runs; `undelta audit` takes files like this one.
-name = "Eight photographs, one update"
-seeds = [{seed}]
-
-[scenario]
-data = "photos"
-image_size = 32
-num_samples = 8
-model = "cnn"
-epochs = 10
-batches = 4
-learning_rate = 0.004
-
-[[attacks]]
-attack = "awa"
-steps = 120
-
-[[attacks]]
-attack = "strongest"
-rollout_steps = 100
-"""
-
-
-def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None = None) -> list[Record]:
-    """Eight private photographs, one update, two attacks side by side: an audit of two trials, in this process.
-
-    An interrupted demo goes on where it was; a finished one runs again.
-    """
-    make_folder(out)
-    configuration = out / CONFIGURATION
-    write_bytes(configuration, DEMO_TOML.format(seed=seed).encode())
-    plan, store, leases = load_plan(configuration), RunDirectory(out), Leases(worker="demo")
-    if not all(leases.is_free(store.folder(key)) for key in plan.keys if store.folder(key).exists()):
-        raise ConfigError(f"another demo is running in {out}; choose another --out")
-    for key in plan.keys:
-        (store.folder(key) / RECORD).unlink(missing_ok=True)  # a finished demo runs again
-    store.prepare(plan.text, plan.trials, leases, title=plan.name)
-    records: list[Record] = []
-    rows: list[tuple[str, Tensor]] = []
-    for trial in plan.trials:
-        lease = leases.acquire(store.folder(trial.key))
-        if lease is None:
-            raise ConfigError(f"another demo is running in {out}; choose another --out")
-        with lease:
-            outcome = attempt(store, trial, lease, watch=watch(trial.attack) if watch else None)
-        if outcome is None:
-            record = store.record(trial.key)
-            raise DataError(f"the demo's attack {trial.attack} failed: {record.error if record else 'no result'}")
-        assert outcome.private is not None  # noqa: S101
-        if not rows:
-            rows.append(("private originals, which the attacks never see", outcome.private.images))
-        caption = f"{trial.attack}: reconstructed from the shared update, PSNR {outcome.record.psnr:.1f} dB"
-        rows.append((caption, outcome.images))
-        records.append(outcome.record)
-        if outcome.reconstruction.status == "interrupted":
-            break
-    write_sheet(out / SHEET, rows)
-    judge_job(plan, store)
-    return records

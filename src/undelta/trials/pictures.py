@@ -16,7 +16,7 @@ from undelta.files import write_bytes
 TILE = 96  # least width of an image in the sheet
 GAP = 4
 CAPTION = 20
-MOST = 16  # images in one line; more go on below
+MOST = 16  # images in one line; more continue below
 
 
 def write_sheet(path: Path, rows: Sequence[tuple[str, Tensor]]) -> None:

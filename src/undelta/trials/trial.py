@@ -100,7 +100,7 @@ class Trial:
         try:
             text = json.dumps(content, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as problem:
-            raise ConfigError(f"a setting of scenario or attack is no plain value ({problem})") from problem
+            raise ConfigError(f"a setting of scenario or attack is not a plain value ({problem})") from problem
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def as_json(self) -> dict[str, Any]:
@@ -205,5 +205,5 @@ def _curve(reconstruction: Reconstruction, private: Private, result: Score) -> t
 
 
 def checkpoint_key(observation: Observation, attack: str, arguments: Mapping[str, Any], seed: int) -> str:
-    """What a checkpoint belongs to; other versions might go on differently."""
+    """What a checkpoint belongs to; other versions might continue differently."""
     return json.dumps([digest_of(observation), attack, dict(arguments), seed, versions()], sort_keys=True)

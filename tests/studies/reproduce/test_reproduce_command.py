@@ -29,7 +29,7 @@ from undelta.studies.reproduce.scales import SCALES, Scale
 from undelta.studies.reproduce.tuned import MARKS, tune
 from undelta.studies.tuning import jobs
 from undelta.studies.tuning.plan import PLAN
-from undelta.studies.tuning.study import DATABASE
+from undelta.studies.tuning.storage import DATABASE
 from undelta.trials.config import load_scenario
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from undelta.studies.tuning.proposals import Proposals
-from undelta.studies.tuning.study import Slots, make_pruner, open_storage, open_study
+from undelta.studies.tuning.storage import open_storage
+from undelta.studies.tuning.study import Slots, make_pruner, open_study
 
 from .bowl import SIDES, OpenSlots
 

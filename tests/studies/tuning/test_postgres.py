@@ -17,7 +17,7 @@ import optuna
 import pytest
 
 from undelta.studies.tuning.jobs import tune_job
-from undelta.studies.tuning.study import open_storage
+from undelta.studies.tuning.storage import open_storage
 from undelta.studies.tuning.worker import evaluate
 
 from .bowl import Bowl, OpenSlots

@@ -17,7 +17,8 @@ from optuna.trial import TrialState, create_trial
 from undelta.errors import ConfigError
 from undelta.studies.tuning.objective import OpenRun, Report
 from undelta.studies.tuning.proposals import AGAIN, SLOT
-from undelta.studies.tuning.study import OWNER, Running, Slots, TrialLost, open_storage
+from undelta.studies.tuning.storage import open_storage
+from undelta.studies.tuning.study import OWNER, Running, Slots, TrialLost
 from undelta.studies.tuning.worker import evaluate
 from undelta.trials.leases import myself
 

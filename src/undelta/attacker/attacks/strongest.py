@@ -227,7 +227,7 @@ def strongest(
             ``macro_steps``, as many iterations.
         rollout_rate: Adam's rate in these rounds; a short one wants less.
         macro_steps: Full-batch steps that stand for the client's whole path; by default chosen before each round.
-        weights: Of the layers: alike, rising with depth, or both, of which the better one goes on.
+        weights: Of the layers: alike, rising with depth, or both, of which the better one is kept.
         tv: Weight of total variation with flat weights.
         deep_tv: With rising weights, the weight of the variation of lightness, and a third of that of color; a last
             phase has a third of both.

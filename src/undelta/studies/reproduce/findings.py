@@ -108,7 +108,7 @@ def _order(results: Results) -> Finding:
 
 
 def _scaling(results: Results) -> Finding:
-    """Whether AWA goes on where rivals become too costly: their cost, and AWA's lead over the one that remains."""
+    """Whether AWA still runs where rivals become too costly: their cost, and AWA's lead over the one that remains."""
     says = "AWA still works for N >= 64, where iDLG and AGIC become impractical"
     large = [row for row in results.rows if any(results.at(row, rival).cell.reason for rival in RIVALS)]
     gains = [advantage(results.at(row, AWA), results.at(row, GENG), metric) for row in large for metric in PRINTED]
@@ -221,7 +221,7 @@ def _recognized(says: str, results: Results) -> Finding:
 
 
 def _falling(tuning: Sequence[Evaluation], random: int) -> Finding:
-    says = "Bayesian optimization finds lower f(Q) as trials go on"
+    says = "Bayesian optimization finds lower f(Q) as trials accumulate"
     blind = [trial.value for trial in tuning if trial.value is not None and trial.number < random]
     guided = [trial.value for trial in tuning if trial.value is not None and trial.number >= random]
     if not blind or not guided:

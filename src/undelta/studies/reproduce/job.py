@@ -62,14 +62,14 @@ def reproduce_job(
     render_only: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Reproduced:
-    """Run one reproduction, or all, and write its tables and figures; the same call goes on after a kill.
+    """Run one reproduction, or all, and write its tables and figures; the same call resumes after a kill.
 
     Args:
         name: A name of `REPRODUCTIONS`, or "all".
         out: The directory; one that holds reproductions already keeps its scale and data.
-        scale: "smoke", "cpu" or "paper"; what the directory has, if not given.
-        data: Where images come from; the scale's own source, if not given.
-        seeds: One trial of every cell for each; the scale's own, if not given.
+        scale: "smoke", "cpu" or "paper"; by default, what the directory has.
+        data: Where images come from; by default, the scale's own source.
+        seeds: One trial of every cell for each; by default, the scale's own.
         workers: Who runs trials; those of a tuning run one by one unless a number is given.
         checkpoint_seconds: What a kill may cost.
         retry_failed: Whether to run failed trials again.
@@ -174,7 +174,7 @@ def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
         "seeds": asked.seeds,
         "names": asked.names,
     }
-    head = ["# Made by `undelta reproduce`, which goes on here.", *toml_lines({"name": title}), "", "[reproduction]"]
+    head = ["# Made by `undelta reproduce`, which resumes here.", *toml_lines({"name": title}), "", "[reproduction]"]
     text = "\n".join([*head, *toml_lines(values), ""])
     return Plan(name=title, text=text, trials=tuple(trials.values()))
 

@@ -41,7 +41,7 @@ def tuned_weights(directory: Path) -> Weights | None:
 def tune(scale: Scale, directory: Path, *, data: str, seed: int, workers: Workers, checkpoint_seconds: float) -> None:
     """Tune Q on one update of the scale's tuning scenario; f(Q) needs the update alone, no private image.
 
-    The same call after a kill goes on.
+    The same call after a kill resumes.
     """
     from undelta.studies.tuning.jobs import tune_job  # needs Optuna, which the other reproductions do not
 

@@ -61,7 +61,7 @@ def tune_job(
 ) -> Tuned:
     """Tune an attack's layer weights on one update (AWA alg_DataRecAttack), and write what was found to ``out``.
 
-    The same call after a crash or Ctrl-C goes on where it was. One with more trials goes on from there, too.
+    The same call after a crash or Ctrl-C resumes. One with more trials continues from there, too.
 
     Args:
         source: A scenario (.toml), which is simulated and of which the update alone is used; or a recorded update.
@@ -76,7 +76,7 @@ def tune_job(
         prune: Whether to end evaluations early that are worse than the median.
         attack: An attack that has a Q.
         arguments: Its settings that are not tuned.
-        seed: Makes everything repeatable; also draws the scenario.
+        seed: Random seed; also draws the scenario.
         model: A custom model of a recorded update, which the user trusts.
         storage: The URL of a database, for workers on several machines; a SQLite file in ``out`` if None.
         workers: Who evaluates; one at a time, in this process, by default.

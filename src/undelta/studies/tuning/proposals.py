@@ -4,7 +4,7 @@ Optuna's GPSampler does the work: a Gaussian process with a Matérn-5/2 kernel, 
 improvement, whose maximum is that of the expected improvement itself. What is added here:
 
 - **A proposal depends on the seed, the trial's place in line, and the results before it, on nothing else.** A sampler
-  is made anew for each trial, with a random stream of its own; so a study that was killed and goes on proposes what it
+  is made anew for each trial, with a random stream of its own; so a study that was killed and resumes proposes what it
   would have proposed.
 - **Pruned trials count.** GPSampler looks at completed trials only. From the same completed trials it gets the same
   process, and would propose the point of a pruned trial again and again. Here the process is told an estimate: the
@@ -58,7 +58,7 @@ class Proposals(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Never needed: all that is searched is in the search space."""
-        raise LookupError(f"{param_name} is no side of the search space")
+        raise LookupError(f"{param_name} is not a side of the search space")
 
 
 def propose(

@@ -24,7 +24,8 @@ from undelta.studies.tuning.plan import OBSERVATION, Plan, read_plan
 from undelta.studies.tuning.proposals import DIVERGED, Proposals
 from undelta.studies.tuning.shadow import ShadowQuality
 from undelta.studies.tuning.space import settings_of
-from undelta.studies.tuning.study import Running, Slots, TrialLost, make_pruner, open_storage, open_study
+from undelta.studies.tuning.storage import open_storage
+from undelta.studies.tuning.study import Running, Slots, TrialLost, make_pruner, open_study
 from undelta.trials.pool import PoolError
 from undelta.trials.tasks import Progress, Tasks
 
@@ -164,6 +165,6 @@ def _attempt(
     except Diverged:
         running.prune(DIVERGED)
     except (TrialLost, UpdateFinishedTrialError):
-        return  # whoever repeats the trial goes on from its checkpoint
+        return  # whoever repeats the trial resumes from its checkpoint
     for path in opened:
         path.unlink(missing_ok=True)
