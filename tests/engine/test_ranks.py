@@ -105,7 +105,7 @@ def test_two_processes_end_with_the_images_of_one(case: str, tmp_path: Path) -> 
             command(processes, file, out, *words), env=environment(), capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("To score:") == 1
+        assert done.stdout.count("Score with:") == 1
         images.append(images_of(out))
     torch.testing.assert_close(images[1], images[0], rtol=0, atol=1e-6)
 
@@ -113,7 +113,7 @@ def test_two_processes_end_with_the_images_of_one(case: str, tmp_path: Path) -> 
 def test_a_lost_process_ends_the_run_with_a_checkpoint_that_goes_on(tmp_path: Path) -> None:
     scenario, _ = CASES["several mini-batches"]
     file = observed(scenario, tmp_path / "client.safetensors")
-    words = ("--attack", "awa", "--steps", "400", "--checkpoint-seconds", "0")
+    words = ("--attack", "awa", "--steps", "150", "--checkpoint-seconds", "0")
     run = subprocess.Popen(
         command(2, file, tmp_path / "out", *words), env=environment(), stderr=subprocess.PIPE, text=True
     )

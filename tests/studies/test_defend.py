@@ -38,6 +38,8 @@ SCENARIO = Scenario(
     clients=3,
     participants=3,
 )
+
+pytestmark = pytest.mark.xdist_group("defend")  # its fixtures take long: made once, not in every process
 TOML = """
 name = "Small"
 rounds = 2
