@@ -140,7 +140,7 @@ def _sheet(tiles: Tensor, quality: int | None) -> Sheet:
     pixels = grid.reshape(rows * step[1], columns * step[0], channels)
     picture = Image.fromarray((pixels.squeeze(2) if channels == 1 else pixels).contiguous().numpy())
     content = io.BytesIO()
-    picture.save(content, "WEBP", lossless=quality is None, exact=True, quality=quality or 100)
+    picture.save(content, "WEBP", lossless=quality is None, exact=True, quality=quality or 100, method=2)
     return Sheet(
         id="p" + hashlib.sha256(content.getvalue()).hexdigest()[:12],
         uri=f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}",
