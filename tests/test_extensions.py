@@ -16,9 +16,12 @@ from undelta.client.datasets import open_dataset
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError
 from undelta.observation.file import save_observation
+from undelta.report.write import write_report
 from undelta.schema import is_import
-from undelta.trials.config import make_attack
+from undelta.trials.config import load_weights, make_attack
 from undelta.trials.directory import RunDirectory
+from undelta.trials.leases import Leases
+from undelta.trials.trial import Trial
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,9 +86,21 @@ def test_what_is_no_source_and_no_defense_is_refused(beside: Path) -> None:
     with pytest.raises(DataError, match="to return a Dataset, got GradientMatching"):
         open_dataset("own_parts:plain")
     with pytest.raises(ConfigError, match="a dataclass of kind OnData, InTraining or OnUpdate"):
-        Scenario(data="digits", defenses=({"defense": "own_parts:plain"},))
+        _ = Scenario(data="digits", defenses=({"defense": "own_parts:plain"},)).protection
     with pytest.raises(ConfigError, match="defenses\\[0\\]: cannot import the defense"):
-        Scenario(data="digits", defenses=({"defense": "own_parts:nothing"},))
+        _ = Scenario(data="digits", defenses=({"defense": "own_parts:nothing"},)).protection
+
+
+def test_a_file_is_no_reason_to_import(beside: Path) -> None:
+    (beside / "evil.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    scenario = Scenario(data="evil:x", model="evil:x", defenses=({"defense": "evil:x"},))
+    trial = Trial(scenario=scenario, attack="evil:x")
+    RunDirectory(beside / "foreign").prepare(None, [trial], Leases(worker="test"))
+    write_report(beside / "foreign")
+    (beside / "weights.toml").write_text('attack = "evil:x"\n[q]\n')
+    with pytest.raises(ConfigError, match=r"missing|name it yourself"):
+        load_weights(beside / "weights.toml")
+    assert not (beside / "imported").exists()
 
 
 @pytest.mark.parametrize("name", ["digits", "./a:b", "C:\\pictures", "a b:c", "a:b:c", "a:", ":b", "", "1a:b"])

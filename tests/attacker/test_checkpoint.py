@@ -281,12 +281,3 @@ def test_the_first_checkpoint_comes_at_once_and_the_next_in_due_time(observation
     state = checkpoint_at(tmp_path / "checkpoint").current("attack")
     assert state is not None
     assert state["iteration"] == 1
-
-
-def test_closing_a_checkpoint_removes_its_file(observation: Observation, tmp_path: Path) -> None:
-    checkpoint = checkpoint_at(tmp_path / "checkpoint")
-    awa(steps=2)(observation, run=Run(checkpoint=checkpoint))
-    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
-    checkpoint.close()
-    checkpoint.close()
-    assert list(tmp_path.iterdir()) == []

@@ -90,6 +90,11 @@ def test_a_compressed_tile_keeps_the_colors_of_its_neighbors_out() -> None:
     assert tile(sheet, 0, 1).float().mean() > 235
 
 
+def test_large_pictures_stay_within_what_webp_can_hold() -> None:
+    sheet = Sheets(trials=1, originals=1).originals(pictures(count=16, height=64, width=1100))
+    assert max(sheet.width, sheet.height) <= 16_383
+
+
 def test_nothing_on_the_way_is_no_sheet() -> None:
     assert Sheets(trials=1, originals=1).iterates(pictures(frames=0)) is None
 

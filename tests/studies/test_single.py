@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from undelta.report.read import read_audit
 from undelta.studies.single import attack_job, score_job, simulate_job
 from undelta.trials.config import load_scenario, make_attack, parse_settings
 from undelta.trials.directory import RECONSTRUCTION, RunDirectory
+from undelta.trials.leases import Leases
+from undelta.trials.trial import Trial
 
 TOML = """
 data = "faces"
@@ -364,3 +367,80 @@ def test_an_interrupted_run_goes_on_with_the_same_command(files: Files, tmp_path
     assert attack_job(files.observation, **settings).status == "completed"
     whole = attack_job(files.observation, **{**settings, "out": tmp_path / "whole"})
     assert RunDirectory(tmp_path / "run").records()[0].mismatch == whole.mismatch
+
+
+# Several commands, one directory
+
+
+def test_a_refused_attack_takes_back_nothing_but_its_own(files: Files, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    attack_job(files.observation, attack="ig", arguments={"steps": 2}, out=out, seed=1)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(MissingKnowledge):
+        attack_job(files.observation, attack="idlg", arguments={"steps": 2}, out=out, seed=1)  # for one image alone
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_a_directory_whose_writer_was_killed_early_is_still_usable(files: Files, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    attack_job(files.observation, attack="ig", arguments={"steps": 2}, out=out, seed=1)
+    (path,) = out.glob("trials/*/trial.json")
+    path.unlink()
+    attack_job(files.observation, attack="awa", arguments={"steps": 2}, out=out, seed=1)
+    assert [record.attack for record in RunDirectory(out).records()] == ["ig", "awa"]
+
+
+def test_attacks_that_begin_at_once_all_stay_in_the_directory(files: Files, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    settings: dict[str, Any] = {"attack": "ig", "arguments": {"steps": 2}, "out": out}
+    threads = [
+        threading.Thread(target=attack_job, args=(files.observation,), kwargs={**settings, "seed": seed})
+        for seed in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(record.seed for record in RunDirectory(out).records()) == [0, 1, 2, 3]
+    assert not list(out.glob("lease*"))
+
+
+def test_what_is_overwritten_stays_until_the_new_result_is_there(files: Files, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"attack": "ig", "arguments": {"steps": 12}, "out": tmp_path / "run", "seed": 0}
+    attack_job(files.observation, **settings)
+    store = RunDirectory(tmp_path / "run")
+
+    def stop(moment: Moment, total: int) -> None:
+        (there,) = store.records()
+        assert there.status == "completed"
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        attack_job(files.observation, **settings, overwrite=True, watch=stop)
+    assert [record.status for record in store.records()] == ["completed"]
+
+
+def test_a_resumed_attack_does_not_keep_the_pictures_of_its_interrupted_result(files: Files, tmp_path: Path) -> None:
+    def interrupt(moment: Moment, total: int) -> None:
+        raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"attack": "ig", "arguments": {"steps": 12}, "out": tmp_path / "run", "seed": 0}
+    attack_job(files.observation, **settings, watch=interrupt)
+    (scored,) = score_job(tmp_path / "run", truth_path=files.truth)
+    assert scored.status == "interrupted"
+    attack_job(files.observation, **settings)
+    assert not list(tmp_path.glob("run/trials/*/pictures.safetensors"))
+
+
+def test_attacks_on_other_updates_are_left_out_of_a_score(files: Files, tmp_path: Path) -> None:
+    simulate_job(files.scenario, observation_path=tmp_path / "other", truth_path=tmp_path / "other truth", seed=4)
+    for path in (files.observation, tmp_path / "other"):
+        attack_job(path, attack="ig", arguments={"steps": 2}, out=tmp_path / "run", seed=1)
+    assert len(score_job(tmp_path / "run", truth_path=files.truth)) == 1
+
+
+def test_an_audit_does_not_set_single_attacks_aside(files: Files, tmp_path: Path) -> None:
+    attack_job(files.observation, attack="ig", arguments={"steps": 2}, out=tmp_path / "run", seed=1)
+    trial = Trial(scenario=load_scenario(files.scenario), attack="ig", arguments={"steps": 1})
+    with pytest.raises(ConfigError, match="holds the results of single attacks"):
+        RunDirectory(tmp_path / "run").prepare("", [trial], Leases(worker="test"))

@@ -159,7 +159,7 @@ def test_a_trial_that_kills_its_workers_is_reported_and_the_others_are_done(
     record = store.record(trial.key)
     assert record is not None
     assert record.status == "failed"
-    assert record.error == "the worker died 2 times on this trial: killed by SIGKILL (out of memory?)"
+    assert record.error == "the worker died 2 times on it: killed by SIGKILL (out of memory?)"
     assert record.psnr is None
     assert (tmp_path / "deaths").read_text() == "died died "
     assert store.status(TRIALS[0].key) == "completed"

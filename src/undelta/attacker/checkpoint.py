@@ -70,8 +70,8 @@ class Checkpoint:
             raise ConfigError(f"{self.path}: not a readable checkpoint ({reason}); delete it to start over") from None
         if key != self.key:
             raise ConfigError(
-                f"{self.path} is the checkpoint of another run (attack, settings, seed or observation differ); "
-                "repeat that command, choose another --out, or pass --overwrite"
+                f"{self.path} is the checkpoint of another run; attack, settings, seed, update or versions differ: "
+                "repeat that command, choose another --out, or delete it"
             )
 
     def finished(self, label: str) -> Reconstruction | None:
@@ -107,8 +107,3 @@ class Checkpoint:
         torch.save(values, content)
         write_bytes(self.path, content.getvalue())
         self._saved = time.monotonic()
-
-    def close(self) -> None:
-        """Remove the file: the run is complete and its results are written."""
-        if ranks.rank() == 0:
-            self.path.unlink(missing_ok=True)

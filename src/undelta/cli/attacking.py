@@ -86,10 +86,13 @@ def attack(
     The paper's whole algorithm, its layer weights tuned on this update: --attack awa --set q=tune (see undelta tune).
     To share the work among processes or GPUs: torchrun --nproc-per-node 2 -m undelta attack ...
     """
+    from undelta.errors import ConfigError
     from undelta.studies.single import attack_job
     from undelta.trials.config import load_weights, parse_settings
 
     if "q=tune" in (settings or []):
+        if weights is not None or overwrite:
+            raise ConfigError("--set q=tune makes weights of its own, and resumes: leave --weights and --overwrite out")
         tune_and_attack(
             observation,
             attack=attack or "awa",

@@ -15,7 +15,6 @@ from undelta.cli.app import (
     Memory,
     Seed,
     Settings,
-    WorkersOption,
     app,
     exit_if_interrupted,
     resumable,
@@ -52,7 +51,7 @@ def tune(
     storage: Annotated[
         str | None, typer.Option(metavar="URL", help="A database such as postgresql://...; else a file in --out.")
     ] = None,
-    workers: WorkersOption = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
     backend: Backend = "processes",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads per trial.")] = None,
     device: Device = "auto",

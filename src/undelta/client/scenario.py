@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from undelta.client.datasets import MAX_CLASSES, Dataset, open_dataset, pick
-from undelta.client.defenses import Defense, DpSgd, make_defenses
+from undelta.client.defenses import Defense, DpSgd, check_defenses, make_defenses
 from undelta.client.private import Private
 from undelta.errors import ConfigError
 from undelta.observation import Architecture, Builder, ImageSpec
@@ -94,7 +94,7 @@ class Scenario:
             raise ConfigError(f"expected finite client_weights >= 0 that are not all 0, got {self.client_weights}")
         if self.classes is not None and not 1 <= self.classes <= MAX_CLASSES:
             raise ConfigError(f"expected 1 <= classes <= {MAX_CLASSES}, got classes={self.classes}")
-        make_defenses(self.defenses)
+        check_defenses(self.defenses)
 
     @property
     def training(self) -> LocalTraining:

@@ -25,12 +25,22 @@ MOST_SHEET = 200_000
 """Bytes of one sheet of iterates, however much room there is; they are shown for a moment each."""
 SHARES = {"originals": 0.15, "reconstruction": 0.3, "iterates": 0.55}
 BLOCK = 16  # WebP's; a tile that ends within one would bleed into the next
+MOST_PIXELS = 16_000  # WebP takes 16 383 a side
 HOPELESS = 60  # pixels per byte that hardly any picture reaches
 
 # (longest side, quality), best first
 STILLS = ((None, None), (None, 90), (None, 75), (128, 80), (64, 75), (48, 65), (32, 60))
 # (frames, longest side, quality), best first
-ON_THE_WAY = ((MOST_FRAMES, 128, 80), (16, 128, 75), (16, 64, 75), (12, 64, 60), (8, 48, 50), (4, 48, 40), (4, 32, 30))
+ON_THE_WAY = (
+    (MOST_FRAMES, 128, 80),
+    (16, 128, 75),
+    (16, 64, 75),
+    (12, 64, 60),
+    (8, 48, 50),
+    (4, 48, 40),
+    (4, 32, 25),
+    (4, 24, 10),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +103,7 @@ class Sheets:
         room = self._room[kind]
         for rung in rungs:
             # Large pictures are slow to encode; what cannot fit is not tried.
-            if rung is not rungs[-1] and rung.pixels > HOPELESS * room:
+            if rung is not rungs[-1] and (rung.pixels > HOPELESS * room or rung.longest > MOST_PIXELS):
                 continue
             sheet = rung.encode()
             if len(sheet.uri) * 3 // 4 <= room:
@@ -121,6 +131,13 @@ class _Rung:
         longest = max(self.tiles.shape[-2:])
         factor = 1.0 if self.side is None else min(1.0, self.side / longest)
         return self.tiles.numel() / self.tiles.shape[2] * factor**2
+
+    @property
+    def longest(self) -> float:
+        """Pixels of the sheet's longer side, at most."""
+        rows, columns, _, height, width = self.tiles.shape
+        factor = 1.0 if self.side is None else min(1.0, self.side / max(height, width))
+        return max(rows * (factor * height + BLOCK), columns * (factor * width + BLOCK))
 
     def encode(self) -> Sheet:
         """The sheet."""

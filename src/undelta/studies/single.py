@@ -1,11 +1,11 @@
-"""What the command line does, without the command line: simulate, attack, score, demo."""
+"""One update: simulate it, attack it, score the attack, and how well each replay explains it."""
 
 from __future__ import annotations
 
 import math
-import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from undelta.engine.devices import device_of
 from undelta.errors import ConfigError, DataError, RankFailure, UndeltaError
 from undelta.evaluation.floor import floors
 from undelta.evaluation.score import score
-from undelta.files import FORMAT, read_tensors, write_tensors
+from undelta.files import FORMAT, make_folder, read_tensors, write_tensors
 from undelta.observation import Observation
 from undelta.observation.file import digest_of, load_observation, save_observation
 from undelta.trials.config import load_scenario, make_attack
-from undelta.trials.directory import CHECKPOINT, CONFIGURATION, PICTURES, RECONSTRUCTION, RECORD, RUN, RunDirectory
-from undelta.trials.leases import Lease, Leases
+from undelta.trials.directory import CHECKPOINT, CONFIGURATION, PICTURES, RECONSTRUCTION, RECORD, RunDirectory
+from undelta.trials.leases import Lease, LeaseLost, Leases
 from undelta.trials.outcomes import compare
 from undelta.trials.pictures import write_sheet
 from undelta.trials.record import (
@@ -38,6 +38,7 @@ from undelta.trials.record import (
 from undelta.trials.trial import Recorded, Trial, run
 
 SHEET = "reconstruction.png"
+WAIT_SECONDS = 10.0
 
 
 def simulate_job(
@@ -96,30 +97,35 @@ def attack_job(
     recorded = Recorded.of(observation_path, model=model)
     trial = Trial(scenario=recorded, attack=attack, arguments=arguments, seed=seed, name=summary(recorded.about))
     ranks.join(device_of(device))
-    store, fresh = RunDirectory(out), not out.exists()
+    store = RunDirectory(out)
     folder = store.folder(trial.key)
-    with _begin(store, trial, overwrite=overwrite) as check:
+    try:
+        with _begin(store, trial, overwrite=overwrite) as check:
 
-        def open_run(key: str) -> Run:
-            checkpoint = Checkpoint(folder / CHECKPOINT, key=key, seconds=checkpoint_seconds, check=check)
-            return Run(watch=watch, checkpoint=checkpoint, memory=memory)
+            def open_run(key: str) -> Run:
+                checkpoint = Checkpoint(folder / CHECKPOINT, key=key, seconds=checkpoint_seconds, check=check)
+                return Run(watch=watch, checkpoint=checkpoint, memory=memory)
 
-        try:
-            outcome = run(trial, open_run=open_run, device=device)
-        except RankFailure as problem:
-            raise RankFailure(f"{problem}; {_resume(folder)}") from None
-        except UndeltaError:
-            if ranks.rank() == 0 and fresh and not (folder / CHECKPOINT).exists():
-                shutil.rmtree(out)  # refused before any work: leave nothing behind
-            raise
-        first = ranks.rank() == 0
-        ranks.leave()
-        if first:
-            found = outcome.reconstruction
-            tensors = {"images": found.images.cpu(), "labels": found.labels.cpu()}
-            write_tensors(folder / RECONSTRUCTION, tensors, {"format": FORMAT, "kind": "reconstruction"})
-            write_sheet(out / SHEET, [(attack, found.images)])
-            store.finish(outcome.record, None, check)
+            try:
+                outcome = run(trial, open_run=open_run, device=device)
+            except RankFailure as problem:
+                raise RankFailure(f"{problem}; {_resume(folder)}") from None
+            except UndeltaError:
+                if ranks.rank() == 0 and not (folder / CHECKPOINT).exists() and not (folder / RECORD).exists():
+                    _take_back(store, trial)  # refused before any work: leave nothing behind
+                raise
+            first = ranks.rank() == 0
+            ranks.leave()
+            if first:
+                check()
+                found = outcome.reconstruction
+                tensors = {"images": found.images.cpu(), "labels": found.labels.cpu()}
+                write_tensors(folder / RECONSTRUCTION, tensors, {"format": FORMAT, "kind": "reconstruction"})
+                write_sheet(out / SHEET, [(attack, found.images)])
+                (folder / PICTURES).unlink(missing_ok=True)  # of an earlier result that was scored
+                store.finish(outcome.record, None, check)
+    except LeaseLost:
+        raise ConfigError(f"another process has taken this attack over in {out}, since we were silent") from None
     return outcome.record
 
 
@@ -140,22 +146,40 @@ def _begin(store: RunDirectory, trial: Trial, *, overwrite: bool) -> Iterator[Ca
 
 
 def _lease(store: RunDirectory, trial: Trial, *, overwrite: bool) -> Lease:
-    out, leases = store.directory, Leases(worker="attack")
+    out = store.directory
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose a directory for --out")
     if (out / CONFIGURATION).exists():
         raise ConfigError(f"{out} holds an audit; choose another --out")
-    if store.status(trial.key) is not None and not overwrite:
-        raise ConfigError(f"{out} already holds the results of this attack; choose another --out, or pass --overwrite")
-    there = [store.trial(key) for key in store.contents().keys] if (out / RUN).exists() else []
-    store.prepare(None, [*there, trial], leases)
-    lease = leases.acquire(store.folder(trial.key))
+    make_folder(out)
+    with _alone(out):
+        store.add(trial)
+        lease = Leases(worker="attack").acquire(store.folder(trial.key))
     if lease is None:
         raise ConfigError(f"the same attack is running in {out}; choose another --out")
-    if overwrite:
-        for name in (CHECKPOINT, RECORD, RECONSTRUCTION, PICTURES):
-            (store.folder(trial.key) / name).unlink(missing_ok=True)
+    if store.status(trial.key) is not None and not overwrite:
+        lease.release()
+        raise ConfigError(f"{out} already holds the results of this attack; choose another --out, or pass --overwrite")
     return lease
+
+
+def _take_back(store: RunDirectory, trial: Trial) -> None:
+    with _alone(store.directory):
+        store.remove(trial.key)
+    with suppress(OSError):  # not empty: somebody else's
+        store.directory.rmdir()
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Let no other command change what a directory holds, for a moment."""
+    leases, deadline = Leases(worker="attack"), time.monotonic() + WAIT_SECONDS
+    while (lease := leases.acquire(directory)) is None:
+        if time.monotonic() > deadline:
+            raise ConfigError(f"another command is changing {directory}; try again")
+        time.sleep(0.05)
+    with lease:
+        yield
 
 
 def _resume(folder: Path) -> str:
@@ -176,20 +200,24 @@ def score_job(
     recorded = [record for record in store.records() if record.observation_file is not None]
     if not recorded:
         raise DataError(f"{directory}: no attack on a recorded update in it")
-    if any(record.observation != digest for record in recorded):
+    recorded = [record for record in recorded if record.observation == digest]
+    if not recorded:
         raise DataError(f"{truth_path} is the truth of another observation than the one that {directory} attacked")
     observation = _attacked(recorded[0], observation_path, model)
     scored, rows = [], [("original", private.images)]
-    for record in recorded:
-        reconstruction = _reconstruction(record, store.folder(record.key) / RECONSTRUCTION)
-        result = score(reconstruction, private, observation=observation)
-        record = with_score(replace(record, scenario=scenario, name=summary(scenario)), result)
-        rows.append((record.attack, reconstruction.images[list(result.order)]))
-        lease = Leases(worker="score").acquire(store.folder(record.key))
+    for key in [record.key for record in recorded]:
+        lease = Leases(worker="score").acquire(store.folder(key))
         if lease is None:
-            raise ConfigError(f"{directory}: its attack {record.attack} is running; score it when it is done")
+            raise ConfigError(f"{directory}: an attack in it is running; score it when it is done")
         with lease:
+            record = store.record(key)  # again, now that nobody else can change it
+            if record is None:
+                continue
+            reconstruction = _reconstruction(record, store.folder(key) / RECONSTRUCTION)
+            result = score(reconstruction, private, observation=observation)
+            record = with_score(replace(record, scenario=scenario, name=summary(scenario)), result)
             store.finish(record, compare(reconstruction, private, result), lease.check)
+        rows.append((record.attack, reconstruction.images[list(result.order)]))
         scored.append(record)
     write_sheet(directory / SHEET, rows)
     return scored

@@ -27,7 +27,7 @@ from undelta.files import load_json, make_folder, to_json, write_bytes
 from undelta.observation import ImageSpec
 from undelta.schema import parse
 from undelta.trials.leases import Lease
-from undelta.trials.pool import Workers
+from undelta.trials.pool import PoolError, Workers
 from undelta.trials.record import describe_scenario, versions
 from undelta.trials.tasks import FolderTasks
 from undelta.trials.tradeoff import Utility
@@ -131,18 +131,16 @@ class Measurements(FolderTasks):
 
     def attempt(self, key: str, lease: Lease) -> None:
         """Measure."""
-        self._write(key, measure(self.federations[key]), lease)
+        result = measure(self.federations[key])
+        lease.check()
+        write_bytes(self.folder(key) / UTILITY, to_json(asdict(result)))
 
     def fail(self, key: str, reason: str, lease: Lease) -> None:
-        """Note why there is no accuracy."""
-        self._write(key, self.federations[key].unmeasured(reason), lease)
+        """A measurement that kills its workers would leave the comparison without an answer."""
+        raise PoolError(f"the utility of {self.federations[key].scenario.defenses or 'no defense'}: {reason}")
 
     def tidy(self, key: str) -> None:
         """Nothing is left beside a result."""
-
-    def _write(self, key: str, result: Utility, lease: Lease) -> None:
-        lease.check()
-        write_bytes(self.folder(key) / UTILITY, to_json(asdict(result)))
 
     def result(self, key: str) -> Utility:
         """A measurement."""

@@ -16,7 +16,7 @@ from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.weights import Q
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
-from undelta.schema import call, find, parse
+from undelta.schema import call, find, is_import, parse
 
 BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 
@@ -63,6 +63,8 @@ def load_weights(path: str | Path, *, attack: str | None = None) -> tuple[str, d
     """
     _, values = read_toml(path)
     file = parse(WeightsFile, values, where=str(path), error=ConfigError)
+    if is_import(file.attack) and attack != file.attack:  # a file is never reason enough to import code
+        raise ConfigError(f"{path} is for the attack {file.attack}; name it yourself: --attack {file.attack}")
     name = attack or file.attack
     known = inspect.signature(find("attack", name, ATTACKS)).parameters
     arguments = {key: value for key, value in asdict(file).items() if key != "attack" and value is not None}

@@ -7,7 +7,7 @@
     DIR/trials/<key>/lease.json             while somebody works on it (see leases.py)
     DIR/trials/<key>/checkpoint.pt          how far the attack is
     DIR/trials/<key>/pictures.safetensors   originals, reconstruction, iterates
-    DIR/trials/<key>/reconstruction.safetensors   what an attack on a recorded update found, until it is scored
+    DIR/trials/<key>/reconstruction.safetensors   what an attack on a recorded update found, for scoring
     DIR/trials/<key>/record.json            the result; a trial is finished if this file is there, unless it was
                                             interrupted and shows the result so far
     DIR/retired/<key>/                      trials that the configuration no longer asks for
@@ -18,17 +18,16 @@ Every file appears whole or not at all. Pictures are written before the record, 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from undelta.errors import ConfigError, DataError
-from undelta.files import FORMAT, load_json, make_folder, write_bytes, write_tensors
+from undelta.files import FORMAT, load_json, make_folder, to_json, write_bytes, write_tensors
 from undelta.schema import parse
 from undelta.trials.leases import Leases
 from undelta.trials.record import FAILED, INTERRUPTED, Record, as_json, from_json
@@ -83,24 +82,50 @@ class RunDirectory:
             wanted.setdefault(trial.key, trial)  # of equal ones, the first gives the names
         for key in wanted:
             self.record(key)  # one that is not readable is refused before anything is changed
+        if text is not None and (self.directory / RUN).exists() and not (self.directory / CONFIGURATION).exists():
+            raise ConfigError(f"{self.directory} holds the results of single attacks; choose another --out")
         make_folder(self.directory / "trials")
         self._retire(wanted.keys(), leases)
         if text is not None:
             write_bytes(self.directory / CONFIGURATION, text.encode())
-        contents = Contents(title=title or self.directory.resolve().name, keys=tuple(wanted))
-        write_bytes(self.directory / RUN, _dump(vars(contents)))
         for key, trial in wanted.items():
             folder, retired = self.folder(key), self.directory / "retired" / key
             if not folder.exists() and retired.exists():
                 retired.rename(folder)
-            make_folder(folder)
-            content = _dump(trial.as_json())
-            if not (folder / "trial.json").exists() or (folder / "trial.json").read_bytes() != content:
-                write_bytes(folder / "trial.json", content)
+            self._put(trial)
             record = self.record(key)
             renamed = record is not None and record.group != (trial.name, trial.defense)
             if text is not None and record and renamed:  # the results are the same
                 write_bytes(folder / RECORD, as_json(replace(record, name=trial.name, defense=trial.defense)))
+
+        contents = Contents(title=title or self.directory.resolve().name, keys=tuple(wanted))
+        write_bytes(self.directory / RUN, to_json(vars(contents)))  # last: all that it names is there
+
+    def _put(self, trial: Trial) -> None:
+        folder, content = self.folder(trial.key), to_json(trial.as_json())
+        make_folder(folder)
+        if not (folder / "trial.json").exists() or (folder / "trial.json").read_bytes() != content:
+            write_bytes(folder / "trial.json", content)
+
+    def add(self, trial: Trial) -> None:
+        """Put a trial behind those that are there; whoever calls this holds a lease on the directory."""
+        there = self.contents() if (self.directory / RUN).exists() else Contents(title="", keys=())
+        self._put(trial)
+        if trial.key not in there.keys:
+            title = there.title or self.directory.resolve().name
+            write_bytes(self.directory / RUN, to_json({"title": title, "keys": [*there.keys, trial.key]}))
+
+    def remove(self, key: str) -> None:
+        """Take a trial back that was refused before any work, and the directory if nothing else is in it."""
+        there = self.contents()
+        keys = [one for one in there.keys if one != key]
+        if keys:
+            write_bytes(self.directory / RUN, to_json({"title": there.title, "keys": keys}))
+        else:
+            (self.directory / RUN).unlink(missing_ok=True)
+        shutil.rmtree(self.folder(key), ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty: somebody else's
+            (self.directory / "trials").rmdir()
 
     def _retire(self, wanted: Iterable[str], leases: Leases) -> None:
         present = {path.name for path in (self.directory / "trials").iterdir() if _KEY.fullmatch(path.name)}
@@ -207,7 +232,3 @@ class RunDirectory:
     def unfinished(self, keys: Sequence[str]) -> list[str]:
         """Those without a result."""
         return [key for key in keys if self.status(key) is None]
-
-
-def _dump(values: Any) -> bytes:
-    return json.dumps(values, indent=1, allow_nan=False).encode()

@@ -169,7 +169,7 @@ class Pool:
             return
         self._deaths[task] += 1
         if self._deaths[task] >= MOST_DEATHS:
-            self.tasks.give_up(task, f"the worker died {self._deaths[task]} times on this trial: {ended.problem}")
+            self.tasks.give_up(task, f"the worker died {self._deaths[task]} times on it: {ended.problem}")
 
 
 @contextmanager

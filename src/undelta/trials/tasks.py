@@ -6,6 +6,7 @@ workers see it: in lease files (`FolderTasks`), or in a database (`undelta.studi
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from undelta.trials.leases import Lease, Leases, Owner, scan
+from undelta.trials.leases import Lease, LeaseLost, Leases, Owner, scan
 from undelta.trials.record import FAILED, NOT_APPLICABLE
 
 
@@ -155,7 +156,8 @@ class FolderTasks(Tasks):
                 with lease:
                     if self.status(key) is None:  # or somebody has finished it since we looked
                         progress = True
-                        self.attempt(key, lease)
+                        with contextlib.suppress(LeaseLost):  # others took us for dead, and do it again
+                            self.attempt(key, lease)
 
     def give_up(self, task: str, reason: str) -> None:
         """Finish a task that cannot be done, unless somebody works on it."""

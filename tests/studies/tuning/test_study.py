@@ -190,6 +190,39 @@ def test_whoever_was_given_up_notices_it_on_the_way(open_slots: OpenSlots) -> No
         running.check()
 
 
+def test_a_database_that_is_away_for_a_moment_does_not_stop_the_heart(
+    open_slots: OpenSlots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = open_slots(total=1)
+    running = next_of(slots)
+    beats: list[int] = []
+
+    def away(identity: int) -> None:
+        beats.append(identity)
+        raise optuna.exceptions.StorageInternalError
+
+    monkeypatch.setattr(slots.storage, "record_heartbeat", away)
+    with running:
+        time.sleep(2.5)
+        assert len(beats) == 2
+
+
+def test_whoever_was_given_up_while_it_prunes_leaves_the_trial_alone(open_slots: OpenSlots, tmp_path: Path) -> None:
+    slots = open_slots(total=2)
+
+    class Late(Bowl):
+        def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
+            if self.seen:
+                return super().__call__(settings, report=report, open_run=open_run)
+            self.seen.append({})
+            (running,) = (trial for trial in slots.study.trials if trial.state == TrialState.RUNNING)
+            slots.storage.set_trial_state_values(slots._identity(running), TrialState.FAIL)
+            raise optuna.TrialPruned
+
+    evaluate(slots, Late(), tmp_path)
+    assert states(slots) == {"FAIL": 1, "COMPLETE": 2}
+
+
 def test_whoever_was_given_up_goes_on_with_the_next_trial(open_slots: OpenSlots, tmp_path: Path) -> None:
     slots = open_slots(total=2)
 

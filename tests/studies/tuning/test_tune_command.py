@@ -193,11 +193,10 @@ def test_the_last_run_is_that_of_the_best_also_where_another_was_best_before(sou
     first, second = (Tuned(plan=tuned.plan, trials=tuned.trials, best=trial) for trial in tuned.trials)
     arguments = final_job(first, out=out, steps=2).arguments
     assert final_job(second, out=out, steps=2).arguments != arguments
-    assert [record.arguments for record in RunDirectory(out).records()] == [
-        final_job(second, out=out, steps=2).arguments
-    ]
+    assert len(RunDirectory(out).records()) == 2  # an earlier last run is kept
+    dates = [record.date for record in RunDirectory(out).records()]
     assert final_job(first, out=out, steps=2).arguments == arguments
-    assert [record.arguments for record in RunDirectory(out).records()] == [arguments]
+    assert [record.date for record in RunDirectory(out).records()] == dates  # and not run again
 
 
 def test_an_interrupted_trial_goes_on_from_its_checkpoint(observation: Observation, tmp_path: Path) -> None:
@@ -275,7 +274,7 @@ def test_a_killed_tuning_ends_as_if_nothing_had_happened(source: Path, tmp_path:
     assert not (out / "checkpoints").exists()
 
 
-def test_two_workers_share_a_study_and_one_that_dies_is_replaced(source: Path, tmp_path: Path) -> None:
+def test_two_workers_share_a_study_and_nothing_is_lost_with_one_that_dies(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = command(source, out, "--workers", "2")
     killed: set[int] = set()
@@ -290,9 +289,10 @@ def test_two_workers_share_a_study_and_one_that_dies_is_replaced(source: Path, t
     trials = study_of(out).trials
     pids = {trial.user_attrs["owner"]["pid"] for trial in trials if "owner" in trial.user_attrs}
     assert killed
-    assert len(pids) >= 3  # two, and whoever took the place of the dead one
+    assert len(pids) >= 2  # and a third, unless the other one was quicker than a new process
     states = Counter(trial.state.name for trial in trials)
     assert states["COMPLETE"] + states["PRUNED"] == 7
+    assert states["FAIL"] >= 1  # the trial of the dead one, which was repeated
     assert states["RUNNING"] == states["WAITING"] == 0
     assert len(content(out)["trials"]) == 7
 

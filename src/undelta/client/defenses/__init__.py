@@ -19,9 +19,9 @@ from undelta.client.defenses.quantization import Quantization
 from undelta.client.defenses.soteria import Soteria
 from undelta.client.defenses.withholding import Withholding
 from undelta.errors import ConfigError
-from undelta.schema import find, parse
+from undelta.schema import find, is_import, parse
 
-__all__ = ["DEFENSES", "Defense", "DpSgd", "InTraining", "OnData", "OnUpdate", "make_defenses"]
+__all__ = ["DEFENSES", "Defense", "DpSgd", "InTraining", "OnData", "OnUpdate", "check_defenses", "make_defenses"]
 
 DEFENSES: dict[str, type[Defense]] = {
     "clipping": Clipping,
@@ -37,8 +37,13 @@ DEFENSES: dict[str, type[Defense]] = {
 }
 
 
+def check_defenses(tables: Sequence[Mapping[str, Any]]) -> None:
+    """Check what a scenario's tables say, without importing anything: the tables may come from a file."""
+    make_defenses([table for table in tables if not is_import(str(table.get("defense")))])
+
+
 def make_defenses(tables: Sequence[Mapping[str, Any]]) -> tuple[Defense, ...]:
-    """The defenses that a scenario's tables name, checked."""
+    """The defenses that a scenario's tables name, checked; the user's own are imported."""
     defenses = tuple(_make(table, f"defenses[{number}]") for number, table in enumerate(tables))
     if sum(isinstance(defense, InTraining) for defense in defenses) > 1:
         raise ConfigError("defenses: expected at most one of soteria and dp_sgd, which take the place of plain SGD")

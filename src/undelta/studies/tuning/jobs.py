@@ -26,9 +26,8 @@ from undelta.studies.tuning.overview import Line
 from undelta.studies.tuning.plan import OBSERVATION, PLAN, ObjectiveName, Plan, read_plan, settle
 from undelta.studies.tuning.space import choose_space, names
 from undelta.studies.tuning.worker import CHECKPOINTS, Evaluations, make_objective
-from undelta.trials.config import load_scenario
+from undelta.trials.config import load_scenario, make_attack
 from undelta.trials.directory import RunDirectory
-from undelta.trials.leases import Leases
 from undelta.trials.pool import Workers
 from undelta.trials.record import Record, summary
 from undelta.trials.trial import Recorded, Trial
@@ -88,6 +87,8 @@ def tune_job(
     if trials < 1:
         raise ConfigError(f"expected --trials >= 1, got {trials}")
     workers = workers or ONE
+    if workers.backend == "slurm" and storage is None:
+        raise ConfigError("--backend slurm needs --storage: a SQLite file on a network file system is no good")
     fixed = dict(arguments or {})
     if "steps" in fixed:
         raise ConfigError("--set steps: use --steps for the trials and --final-steps for the last run")
@@ -113,6 +114,7 @@ def tune_job(
         prune=prune,
         seed=seed,
     )
+    make_attack(attack, {**fixed, "steps": steps})  # complains about wrong settings now
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose a directory for --out")
     make_objective(plan, observation.to(device_of(device)))  # complains before anything is written
@@ -197,8 +199,6 @@ def final_job(
     recorded = Recorded.of(out / OBSERVATION, model=tuned.model)
     name = summary(recorded.about)
     trial = Trial(scenario=recorded, attack=plan.attack, arguments=arguments, seed=plan.seed, name=name)
-    # Trials since an earlier last run may have found better settings; it is set aside.
-    store.prepare(None, [trial], Leases(worker="tune"))
     if store.status(trial.key) is not None and (earlier := store.record(trial.key)):
         return earlier
     return attack_job(

@@ -15,7 +15,6 @@ from undelta.files import write_bytes
 from undelta.schema import parse, unknown
 from undelta.studies.tuning.objective import Direction
 from undelta.studies.tuning.space import SPACES, Space
-from undelta.trials.config import make_attack
 from undelta.trials.directory import RUN
 from undelta.trials.record import versions
 
@@ -57,7 +56,6 @@ class Plan:
             raise ConfigError("--objective shadow needs --public DATA: images that are not the client's")
         if self.objective == "mismatch" and self.public is not None:
             raise ConfigError("--public is for --objective shadow; the mismatch needs no images")
-        make_attack(self.attack, {**self.arguments, "steps": self.steps})  # complains about wrong settings now
 
     @property
     def sides(self) -> Space:

@@ -11,7 +11,7 @@ from typing import Any
 
 import optuna
 import sqlalchemy
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage
 
 from undelta.errors import ConfigError
@@ -47,7 +47,7 @@ def open_storage(
         raise ConfigError(
             f"--storage: expected a URL such as postgresql://user@host/database ({_line(problem)})"
         ) from None
-    except sqlalchemy.exc.SQLAlchemyError as problem:
+    except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as problem:
         raise ConfigError(f"--storage: the database does not answer ({_line(problem)})") from None
 
 

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 import optuna
 import sqlalchemy
-from optuna.exceptions import UpdateFinishedTrialError
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
@@ -120,7 +120,12 @@ class Slots:
             self._fail(trial)
             _held.discard(owner.token)
             return None
-        return Running(self.study, self.storage, identity, slot, owner.token)
+        try:
+            return Running(self.study, self.storage, identity, slot, owner.token)  # which proposes its point
+        except BaseException:
+            self._fail(trial)
+            _held.discard(owner.token)
+            raise
 
     def _fail(self, trial: FrozenTrial) -> None:
         with contextlib.suppress(UpdateFinishedTrialError):  # somebody else was faster
@@ -205,7 +210,8 @@ class Running:
 
     def _beat(self) -> None:
         while not self._done.wait(self.storage.heartbeat_interval):
-            with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):  # the database is away for a moment
+            # The database is away for a moment; Optuna wraps some of its errors.
+            with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError, StorageInternalError):
                 if self.storage.get_trial(self.identity).state.is_finished():
                     self.lost = True
                     return

@@ -158,12 +158,13 @@ def _attempt(
         return Run(watch=watch, checkpoint=checkpoint, memory=memory)
 
     try:
-        settings = settings_of(running.point())
-        running.complete(objective(settings, report=running.report, open_run=open_run))
-    except optuna.TrialPruned:
-        running.prune()
-    except Diverged:
-        running.prune(DIVERGED)
+        try:
+            settings = settings_of(running.point())
+            running.complete(objective(settings, report=running.report, open_run=open_run))
+        except optuna.TrialPruned:
+            running.prune()
+        except Diverged:
+            running.prune(DIVERGED)
     except (TrialLost, UpdateFinishedTrialError):
         return  # whoever repeats the trial resumes from its checkpoint
     for path in opened:
