@@ -32,8 +32,6 @@ from undelta.files import read_tensors, write_tensors
 from undelta.models import MODELS
 from undelta.observation.file import load_observation, save_observation
 
-pytestmark = pytest.mark.xdist_group("cli")  # its fixtures take long: made once, not in every process
-
 TOML = """
 data = "faces"
 image_size = 16

@@ -21,8 +21,6 @@ from undelta.observation import Observation
 from undelta.observation.file import load_observation
 from undelta.training import LocalTraining
 
-pytestmark = pytest.mark.xdist_group("flower_example")  # its fixtures take long: made once, not in every process
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 MODEL = "photo_federation.task:small_cnn"
 MOST_SECONDS = 300

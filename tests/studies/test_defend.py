@@ -39,7 +39,6 @@ SCENARIO = Scenario(
     participants=3,
 )
 
-pytestmark = pytest.mark.xdist_group("defend")  # its fixtures take long: made once, not in every process
 TOML = """
 name = "Small"
 rounds = 2

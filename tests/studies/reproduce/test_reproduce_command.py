@@ -37,8 +37,6 @@ from undelta.trials.plan import Plan
 from undelta.trials.pool import Workers
 from undelta.trials.record import as_json
 
-pytestmark = pytest.mark.xdist_group("reproduce_command")  # its fixtures take long: made once, not in every process
-
 CLOCK = ("seconds", "peak_memory_mb", "date")
 
 

@@ -18,6 +18,7 @@ from undelta.studies.reproduce.published import APPROXIMATION, AWA, GENG, LINEAR
 from undelta.studies.reproduce.reproductions import RIVALS, STRONGEST, TUNED, Reproduction
 from undelta.studies.reproduce.results import RECOGNIZABLE, Advantage, Measured, Results, advantage
 from undelta.trials.tuning_file import Evaluation
+from undelta.trials.verdict import times
 
 Outcome = Literal["holds", "holds in part", "does not hold", "not measured"]
 MODERATE = 0.25
@@ -104,7 +105,7 @@ def _order(results: Results) -> Finding:
     found = sorted(here, key=lambda method: -here[method])
     means = ", ".join(f"{method} {here[method]:.2f}" for method in found)
     outcome: Outcome = "holds" if found == order else "holds in part" if found[0] == order[0] else "does not hold"
-    return Finding(says=says, outcome=outcome, numbers=f"Mean PSNR over {_count(len(rows), 'scenario')}: {means} dB.")
+    return Finding(says=says, outcome=outcome, numbers=f"Mean PSNR over {times(len(rows), 'scenario')}: {means} dB.")
 
 
 def _scaling(results: Results) -> Finding:
@@ -230,8 +231,8 @@ def _falling(tuning: Sequence[Evaluation], random: int) -> Finding:
     return Finding(
         says=says,
         outcome="holds" if after < before else "does not hold",
-        numbers=f"Smallest f(Q) of {_count(len(blind), 'random trial')} {before:.4g}, of the "
-        f"{_count(len(guided), 'trial')} after them {after:.4g}.",
+        numbers=f"Smallest f(Q) of {times(len(blind), 'random trial')} {before:.4g}, of the "
+        f"{times(len(guided), 'trial')} after them {after:.4g}.",
     )
 
 
@@ -298,7 +299,3 @@ def _share(won: int, counted: int) -> Outcome:
 
 def _unmeasured(says: str) -> Finding:
     return Finding(says=says, outcome="not measured", numbers="No trials with numbers for it yet.")
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
