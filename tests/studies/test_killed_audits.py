@@ -19,7 +19,7 @@ from undelta.files import read_tensors
 
 TOML = """
 name = "to be killed"
-seeds = [0, 1, 2]
+seeds = [0, 1]
 [scenario]
 data = "faces"
 image_size = 8
@@ -41,7 +41,7 @@ rollout_steps = 35
 attack = "sme"
 steps = 90
 """
-TRIALS, KILLS = 18, 5
+TRIALS, KILLS = 12, 4
 CLOCK = ("seconds", "peak_memory_mb", "date")
 
 
@@ -94,7 +94,7 @@ def without_clock(path: Path) -> dict[str, Any]:
     return record
 
 
-def test_an_audit_killed_at_five_random_moments_ends_with_the_same_records(tmp_path: Path) -> None:
+def test_an_audit_killed_at_four_random_moments_ends_with_the_same_records(tmp_path: Path) -> None:
     (tmp_path / "audit.toml").write_text(TOML)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     began = time.monotonic()

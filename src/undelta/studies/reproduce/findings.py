@@ -1,7 +1,7 @@
 """Which of the paper's claims hold at this scale: each one computed from records, with its numbers, whatever they say.
 
 A difference between two methods counts where its mean over seeds, paired seed by seed, exceeds its standard error. Of
-several comparisons all must come out as the paper says for a claim to hold, and at least half for it to hold in part.
+several, all must come out as the paper says for a claim to hold, and at least half for it to hold in part.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def findings_of(
         case "comparison":
             found = [*_ordering(results), _scaling(results)]
         case "figure-n8e32":
-            found = list(_ordering(results))
+            found = [*_ordering(results)]
         case "ablation":
             found = [
                 _gain("Linear weights improve on the approximation alone", results, LINEAR, APPROXIMATION),
@@ -289,8 +289,7 @@ def _ours(results: Results) -> Iterator[Finding]:
 
 def _complete(results: Results, row: str, methods: Sequence[str]) -> bool:
     """Whether all that were to run have numbers: a lead over those that happen to be there would mean little."""
-    cells = [results.at(row, method) for method in methods]
-    return all(cell.cell.reason or cell.scored for cell in cells)
+    return all(one.cell.reason or one.scored for one in (results.at(row, method) for method in methods))
 
 
 def _share(won: int, counted: int) -> Outcome:
