@@ -63,7 +63,7 @@ def print_table(records: Sequence[Record]) -> None:
 
     from undelta.evaluation.measures import METRICS
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # so that 80 columns hold it
+    table = Table(box=box.SIMPLE_HEAD, padding=0)  # so that 80 columns hold it
     metrics = [METRICS[key] for key in ("psnr", "ssim", "lpips", "mismatch", "iterations", "seconds")]
     for column in ("attack", *(metric.title for metric in metrics), "status"):
         table.add_column(column, justify="left" if column in ("attack", "status") else "right", no_wrap=True)
