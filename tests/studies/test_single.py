@@ -331,6 +331,21 @@ def test_a_record_without_its_fields_is_refused(tmp_path: Path, files: Files) ->
         score_job(tmp_path / "run", truth_path=files.truth)
 
 
+@pytest.mark.parametrize("content", ["{", '{"schema": 1}'])
+def test_results_that_cannot_be_read_are_somebodys_and_can_be_overwritten(
+    tmp_path: Path, files: Files, content: str
+) -> None:
+    settings: dict[str, Any] = {"attack": "ig", "arguments": {"steps": 2}, "out": tmp_path / "run", "seed": 1}
+    record = attack_job(files.observation, **settings)
+    path = RunDirectory(tmp_path / "run").folder(record.key) / "record.json"
+    path.write_text(content)
+    for _ in range(2):  # the second time, too: no lease is left behind
+        with pytest.raises(ConfigError, match=r"record\.json"):
+            attack_job(files.observation, **settings)
+    assert path.read_text() == content
+    assert attack_job(files.observation, **settings, overwrite=True).mismatch == record.mismatch
+
+
 def test_a_file_in_the_directorys_place_is_refused(tmp_path: Path, files: Files) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):

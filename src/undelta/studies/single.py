@@ -157,9 +157,12 @@ def _lease(store: RunDirectory, trial: Trial, *, overwrite: bool) -> Lease:
         lease = Leases(worker="attack").acquire(store.folder(trial.key))
     if lease is None:
         raise ConfigError(f"the same attack is running in {out}; choose another --out")
-    if store.status(trial.key) is not None and not overwrite:
+    try:
+        if not overwrite and store.status(trial.key) is not None:
+            raise ConfigError(f"{out} already holds this attack's results; choose another --out, or pass --overwrite")
+    except UndeltaError:
         lease.release()
-        raise ConfigError(f"{out} already holds the results of this attack; choose another --out, or pass --overwrite")
+        raise
     return lease
 
 

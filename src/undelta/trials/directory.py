@@ -97,7 +97,6 @@ class RunDirectory:
             renamed = record is not None and record.group != (trial.name, trial.defense)
             if text is not None and record and renamed:  # the results are the same
                 write_bytes(folder / RECORD, as_json(replace(record, name=trial.name, defense=trial.defense)))
-
         contents = Contents(title=title or self.directory.resolve().name, keys=tuple(wanted))
         write_bytes(self.directory / RUN, to_json(vars(contents)))  # last: all that it names is there
 
