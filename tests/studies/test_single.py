@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from undelta.report.pictures import read_pictures
 from undelta.report.read import read_audit
 from undelta.studies.single import attack_job, score_job, simulate_job
 from undelta.trials.config import load_scenario, make_attack, parse_settings
-from undelta.trials.directory import RECONSTRUCTION, RunDirectory
+from undelta.trials.directory import RECONSTRUCTION, Contents, RunDirectory
 from undelta.trials.leases import Leases
 from undelta.trials.trial import Trial
 
@@ -405,12 +406,22 @@ def test_a_directory_whose_writer_was_killed_early_is_still_usable(files: Files,
     assert [record.attack for record in RunDirectory(out).records()] == ["ig", "awa"]
 
 
-def test_attacks_that_begin_at_once_all_stay_in_the_directory(files: Files, tmp_path: Path) -> None:
-    out = tmp_path / "run"
+def test_attacks_that_begin_at_once_all_stay_in_the_directory(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, read = tmp_path / "run", RunDirectory.contents
     settings: dict[str, Any] = {"attack": "ig", "arguments": {"steps": 2}, "out": out}
+    attack_job(files.observation, **settings, seed=0)
+
+    def slowly(store: RunDirectory) -> Contents:
+        found = read(store)
+        time.sleep(0.3)  # long enough for the others to read the same
+        return found
+
+    monkeypatch.setattr(RunDirectory, "contents", slowly)
     threads = [
         threading.Thread(target=attack_job, args=(files.observation,), kwargs={**settings, "seed": seed})
-        for seed in range(4)
+        for seed in (1, 2, 3)
     ]
     for thread in threads:
         thread.start()
