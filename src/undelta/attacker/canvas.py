@@ -56,7 +56,6 @@ class Pixels:
         return {"images": images.repeat(self._copies(observation), 1, 1, 1)}
 
     def images(self, variables: Variables, observation: Observation) -> Tensor:
-        """The pixels themselves."""
         return variables["images"]
 
     def labels(self, labels: Tensor, observation: Observation) -> Tensor:
@@ -88,7 +87,6 @@ class Latents:
         return {"latents": _latents(variables).clone()}
 
     def images(self, variables: Variables, observation: Observation) -> Tensor:
-        """The generator's images."""
         return _generated(observation, self.generator(variables["latents"].to(self._dtype)))
 
     @property
@@ -96,11 +94,9 @@ class Latents:
         return next(self.generator.parameters()).dtype
 
     def labels(self, labels: Tensor, observation: Observation) -> Tensor:
-        """The labels as they are."""
         return labels
 
     def collapse(self, images: Tensor, labels: Tensor, observation: Observation) -> tuple[Tensor, Tensor]:
-        """The images as they are."""
         return images, labels
 
 

@@ -90,7 +90,6 @@ class Checkpoint:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
         return ranks.rank() == 0 and time.monotonic() - self._saved >= self.seconds
 
     def save(self, label: str, state: dict[str, Any]) -> None:

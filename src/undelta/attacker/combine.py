@@ -53,7 +53,6 @@ class Consensus:
         start: Reconstruction | None = None,
         run: Run = UNWATCHED,
     ) -> Reconstruction:
-        """Attack; see `GradientMatching`."""
         if done := run.finished():
             return done.to(observation.device)
         descents: list[Descent] = []
@@ -93,7 +92,6 @@ class Restarts:
     def __call__(
         self, observation: Observation, *, seed: int = 0, start: Reconstruction | None = None, run: Run = UNWATCHED
     ) -> Reconstruction:
-        """Attack; see `GradientMatching`."""
         results: list[Reconstruction] = []
         for attempt in range(self.restarts):
             part = run.within(f"restart {attempt}", done=attempt * self.attack.steps, total=self.steps)

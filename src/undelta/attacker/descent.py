@@ -98,7 +98,6 @@ class Descent:
 
     @property
     def images(self) -> Tensor:
-        """The current dummy images, all of them."""
         return self.method.canvas.images(self.variables, self.observation)
 
     def soft_labels(self, logits_or_none: Tensor | None) -> Tensor:
@@ -245,7 +244,6 @@ class Descent:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go back to a state."""
         self._restore(state["variables"])
         with torch.no_grad():
             for name, value in state["learned"].items():

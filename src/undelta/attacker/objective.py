@@ -54,7 +54,6 @@ class Value(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The sum of the terms."""
         return sum(self.terms.values())
 
 

@@ -71,7 +71,6 @@ class Adam(_Rate):
     """Adam (Kingma and Ba 2014); the paper's choice, at 0.1."""
 
     def __call__(self, variables: list[Tensor]) -> torch.optim.Optimizer:
-        """A fresh Adam."""
         return torch.optim.Adam(variables, lr=self.learning_rate)
 
 
@@ -82,7 +81,6 @@ class AdamW(_Rate):
     weight_decay: float = 0.01
 
     def __call__(self, variables: list[Tensor]) -> torch.optim.Optimizer:
-        """A fresh AdamW."""
         return torch.optim.AdamW(variables, lr=self.learning_rate, weight_decay=self.weight_decay)
 
 
@@ -93,7 +91,6 @@ class SGD(_Rate):
     momentum: float = 0.0
 
     def __call__(self, variables: list[Tensor]) -> torch.optim.Optimizer:
-        """A fresh SGD."""
         return torch.optim.SGD(variables, lr=self.learning_rate, momentum=self.momentum)
 
 
@@ -111,7 +108,6 @@ class LBFGS(_Rate):
     recovers = True
 
     def __call__(self, variables: list[Tensor]) -> torch.optim.Optimizer:
-        """A fresh L-BFGS."""
         return torch.optim.LBFGS(
             variables,
             lr=self.learning_rate,

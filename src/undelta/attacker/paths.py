@@ -119,7 +119,6 @@ class StraightPath:
             _check_nodes(self.nodes)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
-        """The replay."""
         count = observation.epochs if self.nodes is None else self.nodes
         shift = 0.5 if self.middle else 0.0
 
@@ -140,7 +139,6 @@ class LearnedPosition:
         check_position(self.position)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
-        """The replay."""
 
         def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
             alpha = learned["position"]
@@ -160,7 +158,6 @@ class UnevenSteps:
         _check_nodes(self.nodes)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
-        """The replay."""
 
         def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
             # Equal shares of the training, learned lengths: node j sits in the middle of its learned stretch.
@@ -183,7 +180,6 @@ class QuadraticPath:
         _check_nodes(self.nodes)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
-        """The replay."""
 
         def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
             bend = {name.removeprefix("control/"): value for name, value in learned.items()}

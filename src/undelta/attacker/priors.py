@@ -47,7 +47,6 @@ class TotalVariation:
     weight: float
 
     def __call__(self, observation: Observation, replay: Replay) -> Penalty:
-        """The penalty."""
         return lambda images, labels: self.weight * total_variation(images)
 
 
@@ -71,7 +70,6 @@ class ColorVariation:
     chroma: float = 3.0
 
     def __call__(self, observation: Observation, replay: Replay) -> Penalty:
-        """The penalty."""
         if observation.image.shape[0] != 3 or self.chroma == 1:
             return TotalVariation(weight=self.weight)(observation, replay)
         scales = torch.tensor([1.0, self.chroma, self.chroma]).view(3, 1)
@@ -90,7 +88,6 @@ class SquareNorm:
     weight: float
 
     def __call__(self, observation: Observation, replay: Replay) -> Penalty:
-        """The penalty."""
         return lambda images, labels: self.weight * images.square().mean()
 
 
@@ -101,7 +98,6 @@ class LabelConsistency:
     weight: float
 
     def __call__(self, observation: Observation, replay: Replay) -> Penalty:
-        """The penalty."""
 
         def penalty(images: Tensor, labels: Tensor) -> Tensor:
             outputs = replay.network.outputs(replay.start, images).softmax(1)
@@ -122,7 +118,6 @@ class EpochInvariance:
     weight: float
 
     def __call__(self, observation: Observation, replay: Replay) -> Penalty:
-        """The penalty."""
 
         def penalty(images: Tensor, labels: Tensor) -> Tensor:
             sets = images.view(-1, observation.num_samples, *images.shape[1:])  # (E, N, C, H, W)

@@ -150,7 +150,6 @@ class FullRollout:
     per_epoch: bool = False
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
-        """The replay."""
         network, start, update = observed_update(observation)
         count, rate = observation.num_samples, observation.learning_rate
         sizes = list(observation.training.sizes(count))
@@ -178,7 +177,6 @@ class InterpolatedEpoch:
             check_position(self.position)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
-        """The replay."""
         network, start, update = observed_update(observation)
         sizes = list(observation.training.sizes(observation.num_samples))
         batches = torch.arange(observation.num_samples, device=observation.device).split(sizes)
@@ -210,7 +208,6 @@ class OneStep:
         check_position(self.position)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
-        """The replay."""
         network, start, update = observed_update(observation)
         count = observation.num_samples * (observation.epochs if self.per_epoch else 1)
         rate = 1.0 if self.in_gradients else length_or_one(observation)
@@ -237,7 +234,6 @@ class CoarseRollout:
             raise ConfigError(f"expected steps >= 1, got steps={self.steps}")
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
-        """The replay."""
         network, start, update = observed_update(observation)
         everything = torch.arange(observation.num_samples, device=observation.device)
         rate = observation.path_length / self.steps

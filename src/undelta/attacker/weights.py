@@ -55,7 +55,6 @@ class Uniform:
     """All layers weigh the same."""
 
     def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
-        """Ones, (L,)."""
         return _like(target).new_ones(len(layers))
 
 
@@ -75,7 +74,6 @@ class Ramps:
     other: float = 1.0
 
     def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
-        """The ramps, (L,)."""
         return _like(target).new_tensor(ramps(layers, vars(self)))
 
 
@@ -86,7 +84,6 @@ class ErrorEnhanced:
     q: Q = PAPER_Q
 
     def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
-        """Weights for the current dummy update, (L,)."""
         weights = _like(target).new_tensor(ramps(layers, vars(self.q)))
         # Replace, not multiply: the ramps already favor deep layers (AWA eq_weight_aug).
         weights[largest_errors(layers, dummy, target, self.q.p_mean, self.q.p_var)] = self.q.enhanced
@@ -123,7 +120,6 @@ class ByFamily:
     enhanced: bool = True
 
     def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
-        """Weights for the current dummy update, (L,)."""
         return weights_of(FAMILIES[family_of(layers)], enhanced=self.enhanced)(layers, dummy, target)
 
 
@@ -139,7 +135,6 @@ class Decaying:
     """1, e⁻¹, e⁻², … from the first layer on (DLFA: Dimitrov et al. 2022)."""
 
     def __call__(self, layers: Sequence[Layer], dummy: Update, target: Update) -> Tensor:
-        """The weights, (L,)."""
         return torch.exp(-torch.arange(len(layers)).to(_like(target)))
 
 

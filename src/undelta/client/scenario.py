@@ -109,7 +109,6 @@ class Scenario:
 
     @property
     def architecture(self) -> Architecture:
-        """The model by name."""
         return Architecture(name=self.model, arguments=dict(self.model_arguments))
 
     @property
@@ -125,7 +124,6 @@ class Scenario:
 
     @property
     def protection(self) -> tuple[Defense, ...]:
-        """The defenses as values."""
         return make_defenses(self.defenses)
 
     def privacy(self, rounds: int | None = None) -> tuple[float | None, float] | None:
@@ -145,7 +143,6 @@ class Scenario:
         return import_builder(self.model)
 
     def image_spec(self) -> ImageSpec:
-        """What the model's inputs look like."""
         return self._image_spec(open_dataset(self.data))
 
     def _image_spec(self, dataset: Dataset) -> ImageSpec:

@@ -224,11 +224,9 @@ class AutogradTape:
 
     @property
     def gradient(self) -> Update:
-        """∇θ of the loss."""
         return {name: value.detach().clone() for name, value in self._gradient.items()}  # the graph needs its own
 
     def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Slope] | None = None) -> Pull:
-        """The derivatives of ⟨mu, g⟩ and of the sources."""
         wanted = [self.images]
         if self.labels.requires_grad:
             wanted.append(self.labels)
@@ -248,7 +246,6 @@ class AutogradTape:
         return Pull(images, labels, dict(zip(self.point, pulled, strict=True)) if parameters else None)
 
     def moments(self) -> dict[str, Part]:
-        """Of what every BatchNorm saw."""
         parts = {}
         for name, values in self._norm_inputs.items():
             mean, _, squares = centered_and_squares(values.detach())

@@ -205,7 +205,6 @@ class MaxPool:
     ceil: bool
 
     def forward(self, cell: Cell, at: Parameters, *inputs: Tensor) -> Tensor:
-        """The maxima."""
         values, places = F.max_pool2d_with_indices(
             inputs[0], self.kernel, self.stride, self.padding, self.dilation, self.ceil
         )

@@ -125,7 +125,6 @@ class Pool:
         )
 
     def moments(self) -> dict[str, Part]:
-        """Of what every BatchNorm saw."""
         parts = {}
         for name, index in self.program.norms.items():
             operation = self.program.nodes[index].operation

@@ -45,7 +45,6 @@ class Backbone:
     """Side and stride of the max-pooling."""
 
     def convolutions(self) -> Iterator[Convolution]:
-        """All convolutions, in order."""
         return (convolution for stage in self.stages for convolution in stage.convolutions)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

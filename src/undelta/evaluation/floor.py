@@ -61,12 +61,10 @@ class Floor:
 
     @property
     def loss(self) -> float:
-        """The loss at the private images."""
         return sum(self.terms.values())
 
     @property
     def text(self) -> str:
-        """The level in words."""
         return SAYS[self.level]
 
 

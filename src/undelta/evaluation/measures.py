@@ -29,7 +29,6 @@ class Metric:
         return 1 if self.rises else -1
 
     def show(self, value: float | None) -> str:
-        """The number as tables show it."""
         return MISSING if value is None else format(value, self.form)
 
 

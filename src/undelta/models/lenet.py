@@ -31,7 +31,6 @@ class LeNet(nn.Module):
             nn.init.uniform_(parameter, -0.5, 0.5)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
         logits: Tensor = self.fc(self.flatten(self.body(images)))
         return logits
 

@@ -119,7 +119,6 @@ class ResNet(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
         features = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         for name in self.stages:
             features = self.get_submodule(name)(features)

@@ -45,7 +45,6 @@ class VGG(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
         logits: Tensor = self.classifier(self.flatten(self.avgpool(self.features(images))))
         return logits
 

@@ -71,7 +71,6 @@ class VisionTransformer(nn.Module):
             nn.init.zeros_(self.conv_proj.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
         tokens = self.conv_proj(images).flatten(2).transpose(1, 2)  # (N, patches, width)
         class_token = self.class_token.expand(len(images), -1, -1)
         tokens = self.encoder(torch.cat([class_token, tokens], dim=1))

@@ -210,12 +210,10 @@ class Observation:
 
     @property
     def device(self) -> torch.device:
-        """Where the states are."""
         return next(iter(self.initial.values())).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating-point type of the states."""
         return next(tensor.dtype for tensor in self.initial.values() if tensor.is_floating_point())
 
 

@@ -77,7 +77,6 @@ class Here:
         self._ended: list[Ended] = []
 
     def start(self, tasks: Tasks) -> None:
-        """Do the work."""
         threads = torch.get_num_threads()
         try:
             serve(tasks)
@@ -86,7 +85,6 @@ class Here:
         self._ended.append(Ended(worker=tasks.worker))
 
     def ended(self) -> list[Ended]:
-        """The workers that ended since the last time."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -102,7 +100,6 @@ class Processes:
         self._running: dict[str, SpawnProcess] = {}
 
     def start(self, tasks: Tasks) -> None:
-        """Start one worker."""
         resource_tracker.ensure_running()  # starts once, and would undo the block below
         process = self._context.Process(target=_process, args=(tasks,), name=tasks.worker)
         # Ctrl-C reaches the whole group. Workers inherit the block, so that only we answer it.
@@ -114,7 +111,6 @@ class Processes:
         self._running[tasks.worker] = process
 
     def ended(self) -> list[Ended]:
-        """The workers that ended since the last time."""
         done = []
         for worker, process in list(self._running.items()):
             code = process.exitcode
@@ -126,7 +122,6 @@ class Processes:
         return done
 
     def stop(self) -> None:
-        """End all workers now."""
         for process in self._running.values():
             process.terminate()
         for process in self._running.values():
@@ -182,11 +177,9 @@ class Ray:
         self._running: dict[Any, str] = {}
 
     def start(self, tasks: Tasks) -> None:
-        """Start one worker."""
         self._running[self._work.remote(tasks)] = tasks.worker
 
     def ended(self) -> list[Ended]:
-        """The workers that ended since the last time."""
         done = []
         tasks = list(self._running)
         ready = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
@@ -200,7 +193,6 @@ class Ray:
         return done
 
     def stop(self) -> None:
-        """End all workers now."""
         for task in self._running:
             self._ray.cancel(task, force=True)
         self._running.clear()
@@ -227,14 +219,12 @@ class Slurm:
         self._running: dict[str, Any] = {}
 
     def start(self, tasks: Tasks) -> None:
-        """Start one worker."""
         try:
             self._running[tasks.worker] = self._executor.submit(serve, tasks)
         except (OSError, RuntimeError) as problem:
             raise ConfigError(f"submitit cannot start a job: {_last_line(str(problem))}") from problem
 
     def ended(self) -> list[Ended]:
-        """The workers that ended since the last time."""
         done = []
         for worker, job in list(self._running.items()):
             if job.done():
@@ -252,7 +242,6 @@ class Slurm:
         return done
 
     def stop(self) -> None:
-        """End all workers now."""
         for job in self._running.values():
             job.cancel()
         self._running.clear()

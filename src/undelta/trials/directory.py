@@ -67,7 +67,6 @@ class RunDirectory:
         self._statuses: dict[str, str] = {}
 
     def folder(self, key: str) -> Path:
-        """Where a trial's files lie."""
         return self.directory / "trials" / key
 
     # Before the work
@@ -158,7 +157,6 @@ class RunDirectory:
     # The work
 
     def trial(self, key: str) -> Trial:
-        """What is to be run."""
         path = self.folder(key) / "trial.json"
         trial = parse(Trial, load_json(path), where=str(path), error=DataError)
         if trial.key != key:
@@ -187,7 +185,6 @@ class RunDirectory:
     # After the work
 
     def contents(self) -> Contents:
-        """The title, and the trials in order."""
         path = self.directory / RUN
         return parse(Contents, load_json(path), where=str(path), error=DataError)
 
@@ -215,7 +212,6 @@ class RunDirectory:
         return self.trial(key).unmeasured() if (self.folder(key) / "trial.json").exists() else None
 
     def pictures(self, key: str) -> Path | None:
-        """A trial's pictures, if it has some."""
         path = self.folder(key) / PICTURES
         return path if path.is_file() else None
 
@@ -229,5 +225,4 @@ class RunDirectory:
         return self._statuses[key]
 
     def unfinished(self, keys: Sequence[str]) -> list[str]:
-        """Those without a result."""
         return [key for key in keys if self.status(key) is None]

@@ -78,7 +78,6 @@ class Found:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What tells it from all others."""
         return self.path.name, self.owner.token if self.owner else ""
 
 
@@ -122,7 +121,6 @@ class Lease:
             raise LeaseLost(f"{self.path} was taken over")
 
     def release(self) -> None:
-        """Give the trial back."""
         if self._mine():
             self.path.unlink(missing_ok=True)
         _held.discard(self.token)

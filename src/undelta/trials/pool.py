@@ -54,7 +54,6 @@ class Workers:
         return self.count == 1 and self.backend == "processes"
 
     def number(self, tasks: int) -> int:
-        """How many are needed."""
         return max(1, min(self.count or available_cores() // (self.threads or 1), tasks))
 
     def crowding(self, tasks: int) -> str | None:
@@ -112,7 +111,6 @@ class Pool:
         self._left: int | None = None
 
     def run(self, show: Callable[[Progress], None] | None = None) -> None:
-        """Work until every task has a result."""
         try:
             with _ended_by_sigterm():
                 self.tasks.clean()

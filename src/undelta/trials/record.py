@@ -114,7 +114,6 @@ class Record:
 
     @property
     def scored(self) -> bool:
-        """Whether there is something to compare."""
         return self.psnr is not None
 
     @property

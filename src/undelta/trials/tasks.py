@@ -114,15 +114,12 @@ class FolderTasks(Tasks):
 
     @cached_property
     def leases(self) -> Leases:
-        """This worker's."""
         return Leases(worker=self.worker)
 
     def unfinished(self) -> list[str]:
-        """The tasks without a result, in order."""
         return [key for key in self.keys if self.status(key) is None]
 
     def look(self) -> Progress:
-        """How far all workers together are."""
         holders = {key: self.leases.holder(self.folder(key)) for key in self.unfinished()}
         ends = Counter(self.status(key) for key in self.keys)
         return Progress(
@@ -134,18 +131,15 @@ class FolderTasks(Tasks):
         )
 
     def free(self) -> int:
-        """How many unfinished tasks nobody works on."""
         return sum(self.leases.is_free(self.folder(key)) for key in self.unfinished())
 
     def task_of(self, worker: str) -> str | None:
-        """The unfinished task that a worker holds, or held when it died."""
         for key in self.unfinished():
             if any(found.owner and found.owner.worker == worker for found in scan(self.folder(key))):
                 return key
         return None
 
     def work(self) -> None:
-        """Take one task after the other until none is left that nobody else works on."""
         progress = True
         while progress:
             progress = False
@@ -160,7 +154,6 @@ class FolderTasks(Tasks):
                             self.attempt(key, lease)
 
     def give_up(self, task: str, reason: str) -> None:
-        """Finish a task that cannot be done, unless somebody works on it."""
         lease = self.leases.acquire(self.folder(task))
         if lease is None:
             return  # another worker tries it already; should it die, too, we are back here

@@ -94,11 +94,9 @@ class Tradeoff:
 
     @property
     def private(self) -> bool:
-        """Whether some defense has an epsilon."""
         return any(point.delta is not None for point in self.points)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self)
 
 

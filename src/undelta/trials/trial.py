@@ -59,7 +59,6 @@ class Recorded:
         return Recorded(observation=str(path.resolve()), digest=digest_of(observation), model=model, about=about)
 
     def load(self) -> Observation:
-        """The update."""
         observation = load_observation(self.observation, model=self.model)
         if digest_of(observation) != self.digest:
             raise DataError(f"{self.observation} is another observation than the one that was to be attacked")
@@ -104,7 +103,6 @@ class Trial:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def as_json(self) -> dict[str, Any]:
-        """The fields as plain values."""
         return asdict(self)
 
     def unmeasured(self, status: str = UNFINISHED, error: str | None = None) -> Record:

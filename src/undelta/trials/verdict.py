@@ -83,11 +83,9 @@ class Verdict:
 
     @property
     def title(self) -> str:
-        """What people call it."""
         return self.scenario if self.defense == UNDEFENDED else f"{self.scenario}, {self.defense}"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self)
 
 

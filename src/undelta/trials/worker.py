@@ -34,15 +34,12 @@ class Trials(FolderTasks):
 
     @cached_property
     def store(self) -> RunDirectory:
-        """The directory, opened."""
         return RunDirectory(Path(self.directory))
 
     def folder(self, key: str) -> Path:
-        """Where a trial's files lie."""
         return self.store.folder(key)
 
     def status(self, key: str) -> str | None:
-        """How a trial ended, or None."""
         return self.store.status(key)
 
     def attempt(self, key: str, lease: Lease) -> None:
@@ -52,11 +49,9 @@ class Trials(FolderTasks):
             raise KeyboardInterrupt  # which the attack has answered already, but it was meant for us all
 
     def fail(self, key: str, reason: str, lease: Lease) -> None:
-        """Record that a trial cannot be done."""
         self.store.finish(self.store.trial(key).unmeasured(FAILED, reason).dated(), None, lease.check)
 
     def tidy(self, key: str) -> None:
-        """Remove a finished trial's checkpoint."""
         self.store.tidy(key)
 
 

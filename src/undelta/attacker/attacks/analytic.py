@@ -33,7 +33,6 @@ class LinearInversion:
     labels: LabelSource
 
     def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
-        """Divide, choose, done."""
         began = time.perf_counter()
         generator = stream("attacker", seed, "analytic")
         weight, bias = _first_linear(observation)

@@ -26,7 +26,6 @@ class Mixup(OnData):
         check_range("alpha", self.alpha, low=0)
 
     def mix(self, images: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The mixed images and labels."""
         if self.alpha == 0:
             return images, labels
         count = len(images)

@@ -29,7 +29,6 @@ class Noise(OnUpdate):
             check_range("bound", self.bound, low=0, open_low=True)
 
     def protect(self, update: Update, generator: torch.Generator) -> Update:
-        """The noisy update."""
         deviation = self.scale * (1.0 if self.bound is None else self.bound)
         if deviation == 0:
             return update
@@ -46,7 +45,6 @@ class PureNoise(OnUpdate):
     sends_buffers = False
 
     def protect(self, update: Update, generator: torch.Generator) -> Update:
-        """The noise."""
         return {name: _as_long(_gaussian(value, generator), value) for name, value in update.items()}
 
 

@@ -23,7 +23,6 @@ class Pruning(OnUpdate):
         check_range("ratio", self.ratio, low=0, high=1)
 
     def protect(self, update: Update, generator: torch.Generator) -> Update:
-        """The sparse update."""
         parts = [{name: value} for name, value in update.items()] if self.per_tensor else [update]
         sparse: Update = {}
         for part in parts:
@@ -42,7 +41,6 @@ class TopK(OnUpdate):
         check_range("count", self.count, low=1)
 
     def protect(self, update: Update, generator: torch.Generator) -> Update:
-        """The sparse update."""
         return largest(update, self.count)
 
 

@@ -29,7 +29,6 @@ class Quantization(OnUpdate):
             raise ConfigError(f"expected 1 <= bits <= 16, or bits = {EXACT} for none, got bits={self.bits}")
 
     def protect(self, update: Update, generator: torch.Generator) -> Update:
-        """The coarse update."""
         if self.bits == EXACT:
             return update
         return {

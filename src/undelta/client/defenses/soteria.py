@@ -33,7 +33,6 @@ class Soteria(InTraining):
         check_range("ratio", self.ratio, low=0, high=1)
 
     def check(self, model: nn.Module) -> None:
-        """There must be a linear layer."""
         last_linear(model)
 
     def walk(

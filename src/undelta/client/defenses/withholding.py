@@ -20,5 +20,4 @@ class Withholding(OnUpdate):
     sends_buffers = False
 
     def protect(self, update: Update, generator: torch.Generator) -> Update:
-        """The update as it is."""
         return update
