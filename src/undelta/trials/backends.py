@@ -15,7 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import torch
 
@@ -23,7 +23,9 @@ from undelta.errors import ConfigError, UndeltaError
 from undelta.schema import unknown
 from undelta.trials.tasks import Tasks, serve
 
-BackendName = Literal["processes", "ray", "slurm"]
+EXTRAS = {"ray": "ray", "slurm": "submitit"}
+"""Backends that need a package."""
+BACKENDS = ("processes", *EXTRAS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +54,14 @@ class Backend(Protocol):
 
 def check_backend(name: str) -> None:
     """Refuse a backend that is unknown or not installed."""
-    if name not in get_args(BackendName):
-        raise ConfigError(f"--backend: {unknown('backend', name, get_args(BackendName))}")
-    if name == "ray":
-        _extra("ray", "ray")
-    if name == "slurm":
-        _extra("submitit", "slurm")
+    if name not in BACKENDS:
+        raise ConfigError(f"--backend: {unknown('backend', name, BACKENDS)}")
+    if name in EXTRAS:
+        _extra(name)
 
 
 def open_backend(name: str, *, workers: int, threads: int, directory: Path, slurm: Mapping[str, Any]) -> Backend:
-    """The backend of that name."""
-    check_backend(name)
+    """The backend of that name, which `check_backend` has let through."""
     if name == "ray":
         return Ray(cores=workers * threads, threads=threads)
     if name == "slurm":
@@ -164,7 +163,7 @@ class Ray:
     def __init__(self, *, cores: int, threads: int) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # an audit of private data phones nobody
         os.environ.setdefault("RAY_worker_niceness", "0")  # its workers are the work, not something beside it
-        self._ray = _extra("ray", "ray")
+        self._ray = _extra("ray")
         self._ours = not self._ray.is_initialized()
         if self._ours:
             own = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": cores, "include_dashboard": False}
@@ -206,7 +205,7 @@ class Slurm:
     BLAMELESS = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "CANCELLED", "BOOT_FAIL")
 
     def __init__(self, folder: Path, *, threads: int, settings: Mapping[str, Any]) -> None:
-        submitit = _extra("submitit", "slurm")
+        submitit = _extra("slurm")
         parameters = {"name": "undelta", "cpus_per_task": threads, "timeout_min": 24 * 60, **settings}
         cluster = parameters.pop("cluster", "slurm")
         if cluster not in ("slurm", "local"):
@@ -247,11 +246,12 @@ class Slurm:
         self._running.clear()
 
 
-def _extra(module: str, extra: str) -> ModuleType:
+def _extra(backend: str) -> ModuleType:
+    module = EXTRAS[backend]
     try:
         return importlib.import_module(module)
     except ImportError as problem:
-        raise ConfigError(f'--backend {extra} needs {module}: pip install "undelta[{extra}]"') from problem
+        raise ConfigError(f'--backend {backend} needs {module}: pip install "undelta[{backend}]"') from problem
 
 
 def _last_line(text: str) -> str:

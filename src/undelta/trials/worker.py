@@ -6,6 +6,7 @@ Results depend on a trial and on the number of threads only, not on who runs it.
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,31 +85,20 @@ def attempt(
         checkpoint = Checkpoint(path, key=key, seconds=checkpoint_seconds, replace=True, check=lease.check)
         return Run(watch=watch_lease, checkpoint=checkpoint)
 
-    outcome = None
-    try:
-        outcome = run(trial, open_run=open_run)
-        if outcome.reconstruction.status == "interrupted":
+    with suppress(LeaseLost):
+        try:
+            outcome = run(trial, open_run=open_run)
+            if outcome.reconstruction.status != "interrupted":
+                store.finish(outcome.record, pictures(outcome), lease.check)
             return outcome
-        store.finish(outcome.record, pictures(outcome), lease.check)
-    except LeaseLost:
-        return None
-    except MissingKnowledge as problem:
-        _give_up(store, trial, lease, NOT_APPLICABLE, problem)
-    except Exception as problem:
-        # Whatever it was, the other trials are none the worse for it.
-        _give_up(store, trial, lease, FAILED, problem)
-        return None
-    return outcome
-
-
-def _give_up(store: RunDirectory, trial: Trial, lease: Lease, status: str, problem: Exception) -> None:
-    name = "" if isinstance(problem, UndeltaError) else f"{type(problem).__name__}: "
-    message = " ".join(f"{name}{problem}".split())[:1000]
-    try:
-        if not isinstance(problem, UndeltaError):
+        except LeaseLost:
+            raise
+        except UndeltaError as problem:
+            status, message = NOT_APPLICABLE if isinstance(problem, MissingKnowledge) else FAILED, str(problem)
+        except Exception as problem:
+            # Whatever it was, the other trials are none the worse for it.
+            status, message = FAILED, f"{type(problem).__name__}: {problem}"
             lease.check()
-            trace = "".join(traceback.format_exception(problem))
-            write_bytes(store.folder(trial.key) / "error.txt", trace.encode())
-        store.finish(trial.unmeasured(status, message).dated(), None, lease.check)
-    except LeaseLost:
-        return
+            write_bytes(folder / "error.txt", "".join(traceback.format_exception(problem)).encode())
+        store.finish(trial.unmeasured(status, " ".join(message.split())[:1000]).dated(), None, lease.check)
+    return None
