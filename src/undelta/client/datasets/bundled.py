@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from undelta.client.datasets.arrays import array_dataset
-from undelta.client.datasets.dataset import GREY, IMAGENET, Dataset
+from undelta.client.datasets.dataset import GREY, Dataset, color_dataset
 from undelta.client.datasets.folders import read_picture
 from undelta.errors import DataError
 
@@ -32,32 +32,20 @@ GRID = 6
 
 def photos() -> Dataset:
     """Eight color photographs, among them a portrait, a retina scan and a tissue slide; a class each."""
-    files = [_scikit_image(name) for name in PHOTOS.values()]
-    return Dataset(
-        name="photos",
-        labels=torch.arange(len(files)),
-        classes=len(files),
-        channels=3,
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-        read=partial(_read_photo, files),
-        native_size=None,
-    )
+    return _photographs("photos", grid=1)
 
 
 def patches() -> Dataset:
     """288 color patches: each of the eight photographs cut into 6 x 6; the photograph is the class."""
-    files = [_scikit_image(name) for name in PHOTOS.values()]
-    return Dataset(
-        name="patches",
-        labels=torch.arange(len(files)).repeat_interleave(GRID**2),
-        classes=len(files),
-        channels=3,
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-        read=partial(_read_patch, files),
-        native_size=None,
-    )
+    return _photographs("patches", grid=GRID)
+
+
+def _photographs(name: str, *, grid: int) -> Dataset:
+    """The photographs, each cut into grid x grid."""
+    for file in PHOTOS.values():
+        _scikit_image(file)  # complains now
+    labels = torch.arange(len(PHOTOS)).repeat_interleave(grid**2)
+    return color_dataset(name, labels, classes=len(PHOTOS), read=partial(_read_patch, grid))
 
 
 def faces() -> Dataset:
@@ -95,15 +83,10 @@ def _scikit_image(name: str) -> Traversable:
     return file
 
 
-def _read_photo(files: list[Traversable], index: int, side: int) -> Tensor:
-    with resources.as_file(files[index]) as path:
-        return read_picture(path, side)
-
-
-def _read_patch(files: list[Traversable], index: int, side: int) -> Tensor:
-    photo, place = divmod(index, GRID**2)
-    row, column = divmod(place, GRID)
-    whole = _read_whole(files[photo].name, GRID * side)
+def _read_patch(grid: int, index: int, side: int) -> Tensor:
+    photo, place = divmod(index, grid**2)
+    row, column = divmod(place, grid)
+    whole = _read_whole(list(PHOTOS.values())[photo], grid * side)
     return whole[:, row * side : (row + 1) * side, column * side : (column + 1) * side].clone()
 
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from undelta.client.datasets.arrays import has_pickled_cifar, open_cifar, open_idx
-from undelta.client.datasets.dataset import IMAGENET, MAX_CLASSES, Dataset, square
+from undelta.client.datasets.dataset import MAX_CLASSES, Dataset, color_dataset, square
 from undelta.errors import DataError
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -72,16 +72,7 @@ def open_pictures(folder: Path) -> Dataset:
             f"found no pictures in {str(folder)!r} ({', '.join(sorted(SUFFIXES))}), "
             "nor MNIST's idx files, nor CIFAR's binary files."
         )
-    return Dataset(
-        name=folder.name,
-        labels=torch.tensor(labels),
-        classes=classes,
-        channels=3,
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-        read=partial(_read_file, files),
-        native_size=None,
-    )
+    return color_dataset(folder.name, torch.tensor(labels), classes=classes, read=partial(_read_file, files))
 
 
 def read_picture(path: Path, side: int) -> Tensor:
