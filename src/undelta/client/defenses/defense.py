@@ -7,12 +7,13 @@ sees what comes out, and knows no more of the defense than that shows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from undelta.client.sgd import Prepare, Walk
+from undelta.client.sgd import Prepare, Walk, gradients_of, sgd
 from undelta.training import LocalTraining
 from undelta.updates import Update
 
@@ -32,10 +33,15 @@ class OnData(Part, ABC):
         """New images and (soft) labels, as many as before; (N, C, H, W) normalized, and (N,) or (N, classes)."""
 
 
-class InTraining(Part, ABC):
-    """Takes the place of plain SGD."""
+class InTraining(Part):
+    """Takes the place of plain SGD, or of the gradients that it steps along."""
 
-    @abstractmethod
+    def gradients(
+        self, model: nn.Module, images: Tensor, labels: Tensor, training: LocalTraining
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The loss of a mini-batch, and the gradients of the parameters that training moves."""
+        return gradients_of(model, images, labels, training)
+
     def walk(
         self,
         model: nn.Module,
@@ -47,6 +53,7 @@ class InTraining(Part, ABC):
         prepare: Prepare,
     ) -> Walk:
         """Train the model in place."""
+        return sgd(model, inputs, labels, training, seed=seed, prepare=prepare, gradients=self.gradients)
 
 
 class OnUpdate(Part, ABC):

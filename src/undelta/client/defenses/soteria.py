@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from undelta.client.defenses.checks import check_range
 from undelta.client.defenses.defense import InTraining
-from undelta.client.sgd import Prepare, Walk, loss_of, sgd, trained
+from undelta.client.sgd import loss_of, trained
 from undelta.errors import ConfigError
 from undelta.training import LocalTraining
 
@@ -35,23 +35,10 @@ class Soteria(InTraining):
     def check(self, model: nn.Module) -> None:
         last_linear(model)
 
-    def walk(
-        self,
-        model: nn.Module,
-        inputs: Tensor,
-        labels: Tensor,
-        training: LocalTraining,
-        *,
-        seed: tuple[object, ...],
-        prepare: Prepare,
-    ) -> Walk:
-        """Plain SGD with masked gradients."""
-        return sgd(model, inputs, labels, training, seed=seed, prepare=prepare, gradients=self.gradients)
-
     def gradients(
         self, model: nn.Module, images: Tensor, labels: Tensor, training: LocalTraining
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """The loss and its gradients, those of the last layer's weight masked."""
+        """Those of the last layer's weight are masked."""
         layer = last_linear(model)
         images = images.detach().requires_grad_()
         seen: list[Tensor] = []
