@@ -144,19 +144,31 @@ class RecordOwn:
             most: As in ``record``.
             most_bytes: As in ``record``.
         """
-        self._into, self._model, self._image, self._arguments = into, model, image, model_arguments
+        # Opened when the first message comes: importing an app should cost nothing.
+        self._open = functools.partial(
+            Recorder,
+            into=into,
+            model=model,
+            image=image,
+            model_arguments=model_arguments,
+            most=most,
+            most_bytes=most_bytes,
+            log=LOG,
+        )
         self._training, self._truth, self._rounds = dict(training or {}), truth, rounds
-        self._samples, self._most, self._most_bytes = samples, most, most_bytes
+        self._samples = samples
         self._recorder: Recorder | None = None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Record a training round around the rest of the app; other messages pass."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
-        recorder = self._recorder = self._recorder or self._start()
+        recorder = self._recorder = self._recorder or self._open()
         sent: _Sent | None = None
         with recorder.guard():  # before training: an app may take the arrays out of the message
-            sent = self._chosen(_Sent(message.content), recorder)
+            seen = _Sent(message.content)
+            if (self._rounds is None or seen.round in self._rounds) and recorder.has_room():
+                sent = seen
         reply = call_next(message, context)
         with recorder.guard():
             if sent is not None and not reply.has_error():
@@ -165,21 +177,6 @@ class RecordOwn:
                 name = f"round-{sent.round}-node-{context.node_id}"
                 _keep(recorder, name, sent, reply.content, settings, self._samples, private)
         return reply
-
-    def _start(self) -> Recorder:
-        """When the first message comes: importing an app should cost nothing."""
-        return Recorder(
-            into=self._into,
-            model=self._model,
-            image=self._image,
-            model_arguments=self._arguments,
-            most=self._most,
-            most_bytes=self._most_bytes,
-            log=LOG,
-        )
-
-    def _chosen(self, sent: _Sent, recorder: Recorder) -> _Sent | None:
-        return sent if (self._rounds is None or sent.round in self._rounds) and recorder.has_room() else None
 
 
 class _Sent:
