@@ -6,7 +6,7 @@ The digest finds accidents (a truncated download, a flipped bit), not forgeries.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from undelta.observation.observation import Architecture, Builder, Hyperparamete
 from undelta.schema import import_part, parse
 from undelta.training import LocalTraining
 
+KIND = "observation"
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Metadata:
-    format: int
-    kind: str
+    """The fields of an Observation that are not tensors."""
+
     architecture: Architecture
     training: LocalTraining
     num_samples: int
@@ -48,20 +50,12 @@ def save_observation(observation: Observation, path: str | Path) -> None:
 
 
 def _contents(observation: Observation) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    metadata = _Metadata(
-        format=FORMAT,
-        kind="observation",
-        architecture=observation.architecture,
-        training=observation.training,
-        num_samples=observation.num_samples,
-        image=observation.image,
-        unknown=observation.unknown,
-    )
+    metadata = asdict(_Metadata(**{field.name: getattr(observation, field.name) for field in fields(_Metadata)}))
     tensors = {f"initial/{name}": tensor for name, tensor in observation.initial.items()}
     tensors |= {f"received/{name}": tensor for name, tensor in observation.received.items()}
     if observation.labels is not None:
         tensors["labels"] = observation.labels
-    return tensors, asdict(metadata)
+    return tensors, {"format": FORMAT, "kind": KIND, **metadata}
 
 
 def digest_of(observation: Observation) -> str:
@@ -77,7 +71,8 @@ def load_observation(path: str | Path, *, model: str | Builder | None = None) ->
         model: A custom model's function or its ``package.module:function``. A model that is not built in is
             only ever imported when it is named here; what the file says is not enough.
     """
-    tensors, values = read_tensors(path, kind="observation", error=ObservationError)
+    tensors, values = read_tensors(path, kind=KIND, error=ObservationError)
+    values = {key: value for key, value in values.items() if key not in ("format", "kind")}
     metadata = parse(_Metadata, values, where=str(path), error=ObservationError)
     states: dict[str, dict[str, Tensor]] = {"initial": {}, "received": {}}
     labels = tensors.pop("labels", None)
@@ -88,14 +83,10 @@ def load_observation(path: str | Path, *, model: str | Builder | None = None) ->
         states[side][name] = tensor
     try:
         return Observation(
-            architecture=metadata.architecture,
             initial=states["initial"],
             received=states["received"],
-            training=metadata.training,
-            num_samples=metadata.num_samples,
-            image=metadata.image,
+            **vars(metadata),
             labels=labels,
-            unknown=metadata.unknown,
             builder=import_builder(model) if isinstance(model, str) else model,
         )
     except UndeltaError as problem:
