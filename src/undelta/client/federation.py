@@ -12,7 +12,6 @@ from undelta.client.local import train
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, ObservationError
-from undelta.models import build
 from undelta.observation import ImageSpec
 from undelta.observation.checkpoint import read_checkpoint
 from undelta.observation.fitting import fit
@@ -24,13 +23,9 @@ log = logging.getLogger("undelta")
 
 def initial_model(scenario: Scenario, image: ImageSpec, *, seed: int, dtype: torch.dtype) -> nn.Module:
     """The server's model before the first round."""
-    builder = scenario.builder()
+    scenario.builder()  # imported first: what a module draws when it is imported must not shift the weights
     with global_stream("server", seed, "model"):
-        if builder is not None:
-            model = builder(**scenario.model_arguments)
-        else:
-            model = build(scenario.model, scenario.model_arguments, shape=image.shape, classes=image.classes)
-    model = model.to(dtype)
+        model = scenario.make_model(image).to(dtype)
     if scenario.initial is not None:
         load_initial(model, scenario.initial)
     return model

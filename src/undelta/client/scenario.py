@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from undelta.client.datasets import MAX_CLASSES, Dataset, open_dataset, pick
 from undelta.client.defenses import Defense, DpSgd, check_defenses, make_defenses
 from undelta.client.private import Private
 from undelta.errors import ConfigError
+from undelta.models import build
 from undelta.observation import Architecture, Builder, ImageSpec
 from undelta.observation.file import import_builder
 from undelta.seeding import stream
@@ -142,10 +144,16 @@ class Scenario:
         """The function behind a custom model; a scenario is the user's own word, so it is imported."""
         return import_builder(self.model)
 
-    def image_spec(self) -> ImageSpec:
-        return self._image_spec(open_dataset(self.data))
+    def make_model(self, image: ImageSpec) -> nn.Module:
+        """A model with fresh weights."""
+        builder = self.builder()
+        if builder is not None:
+            return builder(**self.model_arguments)
+        return build(self.model, self.model_arguments, shape=image.shape, classes=image.classes)
 
-    def _image_spec(self, dataset: Dataset) -> ImageSpec:
+    def image_spec(self, dataset: Dataset | None = None) -> ImageSpec:
+        """What the model's inputs look like; the data set is opened unless it is given."""
+        dataset = open_dataset(self.data) if dataset is None else dataset
         side = self._side(dataset)
         classes = dataset.classes if self.classes is None else self.classes
         if classes < dataset.classes:

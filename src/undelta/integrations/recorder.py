@@ -19,7 +19,7 @@ from torch import Tensor
 from undelta.client.private import Private, save_private
 from undelta.errors import ConfigError, DataError
 from undelta.files import make_folder, refused
-from undelta.observation import ImageSpec, Observation
+from undelta.observation import Architecture, ImageSpec, Observation
 from undelta.observation.assemble import count_classes, make_model, observe, training_from
 from undelta.observation.file import save_observation
 from undelta.schema import parse
@@ -53,7 +53,8 @@ class Recorder:
             raise ConfigError(f"expected most and most_bytes >= 1, got {self._most} and {self._most_bytes}")
         if not isinstance(image, ImageSpec):
             image = parse(ImageSpec, image, where="image", error=ConfigError)
-        network = make_model(self._model, self._arguments, shape=image.shape, classes=image.classes)
+        architecture = Architecture(name=self._model, arguments=self._arguments)
+        network = make_model(architecture, shape=image.shape, classes=image.classes)
         if (classes := count_classes(network, image.shape)) != image.classes:
             raise ConfigError(f"the model {self._model!r} gives {classes} logits, but image.classes is {image.classes}")
         make_folder(self._into)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from undelta.errors import ConfigError
-from undelta.models import build
 from undelta.observation.checkpoint import Notes
 from undelta.observation.file import import_builder
 from undelta.observation.fitting import check_pair, compare_steps, fit, same_precision
@@ -24,16 +23,10 @@ from undelta.training import LocalTraining
 HYPERPARAMETERS: tuple[Hyperparameter, ...] = get_args(Hyperparameter)
 
 
-def make_model(model: str, arguments: Mapping[str, object], *, shape: tuple[int, int, int], classes: int) -> nn.Module:
+def make_model(architecture: Architecture, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
     """The named model, to compare states with; its weights do not matter."""
-    builder = import_builder(model)
     with global_stream("rebuild"):
-        if builder is None:
-            return build(model, arguments, shape=shape, classes=classes)
-        try:
-            return builder(**arguments)
-        except TypeError as problem:
-            raise ConfigError(f"the model {model!r} refuses its arguments: {problem}") from problem
+        return architecture.build(import_builder(architecture.name), shape=shape, classes=classes)
 
 
 def count_classes(model: nn.Module, shape: tuple[int, int, int]) -> int:
@@ -146,8 +139,8 @@ def observe(
     Returns:
         The observation, and notes on what was changed to make the states fit.
     """
-    arguments = dict(model_arguments or {})
-    network = make_model(model, arguments, shape=image.shape, classes=image.classes)
+    architecture = Architecture(name=model, arguments=dict(model_arguments or {}))
+    network = make_model(architecture, shape=image.shape, classes=image.classes)
     found = count_classes(network, image.shape)
     if found != image.classes:
         raise ConfigError(f"the model gives {found} logits, but {image.classes} classes were named")
@@ -159,7 +152,7 @@ def observe(
     if "epochs" not in unknown:
         notes += compare_steps(initial, received, training)
     observation = Observation(
-        architecture=Architecture(name=model, arguments=arguments),
+        architecture=architecture,
         initial=initial,
         received=received,
         training=training,

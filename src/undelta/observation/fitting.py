@@ -6,14 +6,14 @@ What cannot be fitted is an error that says why; what can, leaves a note. `undel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from undelta.errors import ObservationError
 from undelta.observation.checkpoint import Notes
-from undelta.observation.observation import FLOATS
+from undelta.observation.observation import FLOATS, kind, some
 from undelta.training import LocalTraining
 from undelta.updates import State
 
@@ -44,16 +44,16 @@ def fit(found: Mapping[str, Tensor], model: nn.Module, *, where: str, received: 
         _check_shape(tensor, like, name, expected, where)
         if not like.is_floating_point():
             if tensor.is_complex():
-                raise ObservationError(f"{where}, {name!r}: expected whole numbers, got {_kind(tensor)}")
+                raise ObservationError(f"{where}, {name!r}: expected whole numbers, got {kind(tensor.dtype)}")
             if not torch.isfinite(tensor).all():
                 raise ObservationError(f"{where}, {name!r}: expected whole numbers, got NaN or infinity")
             if tensor.is_floating_point():
                 tensor = tensor.cpu().double().round()  # averaging makes fractions of counters
             tensor = tensor.to(like.dtype)
         elif not tensor.is_floating_point():
-            raise ObservationError(f"{where}, {name!r}: expected floating-point values, got {_kind(tensor)}")
+            raise ObservationError(f"{where}, {name!r}: expected floating-point values, got {kind(tensor.dtype)}")
         elif tensor.dtype not in FLOATS:
-            coarse.add(_kind(tensor))
+            coarse.add(kind(tensor.dtype))
             tensor = tensor.float()
         state[name] = tensor.cpu().clone().contiguous()
     if coarse:
@@ -63,7 +63,7 @@ def fit(found: Mapping[str, Tensor], model: nn.Module, *, where: str, received: 
         state |= {name: torch.zeros_like(expected[name]) for name in missing}
     if missing:
         what = "taken as 0" if not received else "so attacks do not use it"
-        notes.append(f"{where}: no {_some(missing)}, {what}")
+        notes.append(f"{where}: no {some(missing)}, {what}")
     return state, notes
 
 
@@ -99,8 +99,8 @@ def _check_names(found: Mapping[str, Tensor], expected: State, optional: set[str
     missing, strange = expected.keys() - optional - found.keys(), found.keys() - expected.keys()
     if not missing and not strange:
         return
-    problems = [f"it lacks {_some(missing)}"] if missing else []
-    problems += [f"it has {_some(strange)}, unknown to the model"] if strange else []
+    problems = [f"it lacks {some(missing)}"] if missing else []
+    problems += [f"it has {some(strange)}, unknown to the model"] if strange else []
     sides = {name.partition("/")[0] for name in strange}
     if sides <= {"initial", "received", "labels"} and strange:
         hint = "this is an observation already: attack it"
@@ -158,12 +158,3 @@ def compare_steps(initial: State, received: State, training: LocalTraining) -> N
 
 def _counted(initial: State, received: State) -> list[int]:
     return [int(received[name] - initial[name]) for name in received if name.rpartition(".")[2] == COUNTER]
-
-
-def _some(names: Iterable[str]) -> str:
-    first, *more = sorted(names)
-    return f"{first!r}{f' and {len(more)} more' if more else ''}"
-
-
-def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from undelta.errors import MissingKnowledge, ObservationError
+from undelta.errors import ConfigError, MissingKnowledge, ObservationError
 from undelta.models import build
 from undelta.seeding import global_stream
 from undelta.training import LocalTraining
@@ -75,6 +75,15 @@ class Architecture:
     def custom(self) -> bool:
         """Whether rebuilding it means importing somebody's code."""
         return ":" in self.name
+
+    def build(self, builder: Builder | None, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """A model with fresh weights, by its builder if it is custom."""
+        if builder is None:
+            return build(self.name, self.arguments, shape=shape, classes=classes)
+        try:
+            return builder(**self.arguments)
+        except TypeError as problem:
+            raise ConfigError(f"the model {self.name!r} refuses its arguments: {problem}") from problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,28 +161,16 @@ class Observation:
                 if tensor.is_floating_point():
                     dtypes.add(tensor.dtype)
         if len(dtypes) != 1:
-            found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+            found = ", ".join(sorted(map(kind, dtypes)))
             raise ObservationError(f"expected all of float32 or all of float64, got {found or 'no parameters'}")
 
     def _build(self) -> nn.Module:
-        if self.builder is not None:
-            try:
-                return self.builder(**self.architecture.arguments)
-            except TypeError as problem:
-                raise ObservationError(
-                    f"the model {self.architecture.name!r} refuses its arguments: {problem}"
-                ) from problem
-        if self.architecture.custom:
+        if self.builder is None and self.architecture.custom:
             raise ObservationError(
                 f"the model {self.architecture.name!r} is somebody's code, which is never imported because a file "
                 f"says so. If you trust it, name it yourself: --model {self.architecture.name}"
             )
-        return build(
-            self.architecture.name,
-            self.architecture.arguments,
-            shape=self.image.shape,
-            classes=self.image.classes,
-        )
+        return self.architecture.build(self.builder, shape=self.image.shape, classes=self.image.classes)
 
     def model(self) -> nn.Module:
         """The model as the server sent it, rebuilt."""
@@ -239,11 +236,18 @@ def _check_names(side: str, needed: set[str], known: set[str], found: set[str]) 
         raise ObservationError(f"the {side} state is empty")
     for problem, names in (("lacks", needed - found), ("has the unknown entry", found - known)):
         if names:
-            first, more = sorted(names)[0], len(names) - 1
-            raise ObservationError(
-                f"the {side} state {problem} {first!r}{f' and {more} more' if more else ''}; "
-                "is it the state of another model?"
-            )
+            raise ObservationError(f"the {side} state {problem} {some(names)}; is it the state of another model?")
+
+
+def some(names: Iterable[str]) -> str:
+    """The first of several names, and how many more there are."""
+    first, *more = sorted(names)
+    return f"{first!r}{f' and {len(more)} more' if more else ''}"
+
+
+def kind(dtype: torch.dtype) -> str:
+    """A type as people write it, such as float32."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_tensor(where: str, tensor: Tensor, expected: Tensor) -> None:
@@ -251,8 +255,7 @@ def _check_tensor(where: str, tensor: Tensor, expected: Tensor) -> None:
         raise ObservationError(f"{where}: expected shape {tuple(expected.shape)}, got {tuple(tensor.shape)}")
     allowed = FLOATS if expected.is_floating_point() else (expected.dtype,)
     if tensor.dtype not in allowed:
-        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-        raise ObservationError(f"{where}: expected {names}, got {str(tensor.dtype).removeprefix('torch.')}")
+        raise ObservationError(f"{where}: expected {' or '.join(map(kind, allowed))}, got {kind(tensor.dtype)}")
     if not torch.isfinite(tensor).all():
         bad = int((~torch.isfinite(tensor)).sum())
         raise ObservationError(f"{where}: {bad} of {tensor.numel()} values are NaN or infinite")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from undelta.errors import ConfigError
 from undelta.models import MODELS
-from undelta.observation import ImageSpec
+from undelta.observation import Architecture, ImageSpec
 from undelta.observation.assemble import count_classes, make_model, observe, training_from
 from undelta.observation.checkpoint import Notes, read_checkpoint
 from undelta.observation.file import save_observation
@@ -69,7 +69,9 @@ def _image(
     if classes is None:
         if model in MODELS:
             raise ConfigError(f"the built-in model {model!r} is made for a number of classes; give --classes")
-        classes = count_classes(make_model(model, arguments, shape=shape, classes=1), shape)
+        classes = count_classes(
+            make_model(Architecture(name=model, arguments=arguments), shape=shape, classes=1), shape
+        )
     channels = {key: numbers(key, text, float) for key, text in (("--mean", mean), ("--std", std))}
     spread = {key: values * shape[0] if len(values) == 1 else values for key, values in channels.items()}
     return ImageSpec(shape=shape, mean=spread["--mean"], std=spread["--std"], classes=classes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from torch import nn
 from undelta.client.datasets import Dataset, open_dataset
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, UndeltaError
-from undelta.models import build
 from undelta.observation import ImageSpec
 from undelta.schema import check_keys, parse
 from undelta.trials.config import make_attack, read_toml
@@ -186,7 +186,6 @@ class Checks:
 
     def __init__(self) -> None:
         self._datasets: dict[str, Dataset] = {}
-        self._images: dict[tuple[str, int | None], ImageSpec] = {}
         self._models: dict[str, nn.Module] = {}
 
     def __call__(self, scenario: Scenario, where: str) -> None:
@@ -203,10 +202,7 @@ class Checks:
                 f"{where}: num_samples: expected at most the {len(dataset)} pictures of {scenario.data}, "
                 f"got {total}{clients}; ask for fewer, or use a larger source"
             )
-        size = scenario.data, scenario.image_size
-        if size not in self._images:
-            self._images[size] = scenario.image_spec()
-        image = self._images[size]
+        image = scenario.image_spec(dataset)
         model = repr((scenario.model, sorted(scenario.model_arguments.items()), image))
         if model not in self._models:
             self._models[model] = _sketch(scenario, image, where)
@@ -219,10 +215,7 @@ class Checks:
 
 def _sketch(scenario: Scenario, image: ImageSpec, where: str) -> nn.Module:
     try:
-        builder = scenario.builder()
-        if builder is not None:
-            return builder(**scenario.model_arguments)
-        with torch.device("meta"):  # costs neither time nor memory
-            return build(scenario.model, scenario.model_arguments, shape=image.shape, classes=image.classes)
+        with nullcontext() if scenario.architecture.custom else torch.device("meta"):  # costs neither time nor memory
+            return scenario.make_model(image)
     except (UndeltaError, TypeError, ValueError, RuntimeError) as problem:
         raise ConfigError(f"{where}: model: {problem}") from problem
