@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,8 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 
 def to_json(values: Any) -> bytes:
-    """Values as our JSON files have them."""
-    return json.dumps(values, indent=1, allow_nan=False).encode()
+    """Plain values and dataclasses as our JSON files have them."""
+    return json.dumps(values, indent=1, allow_nan=False, default=asdict).encode()
 
 
 def load_json(path: Path) -> Any:

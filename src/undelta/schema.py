@@ -18,7 +18,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from undelta.errors import ConfigError, UndeltaError
+from undelta.errors import ConfigError, DataError, UndeltaError
+from undelta.files import load_json
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -39,6 +40,11 @@ def parse(cls: type[T], values: object, *, where: str, error: type[UndeltaError]
     if missing:
         raise error(f"{where}: missing {', '.join(missing)}")
     return _apply(cls, values, where, error)
+
+
+def read_json(cls: type[T], path: Path) -> T:
+    """An instance of the dataclass ``cls`` from a JSON file."""
+    return parse(cls, load_json(path), where=str(path), error=DataError)
 
 
 def call(function: Callable[..., T], values: Mapping[str, object], *, where: str, error: type[UndeltaError]) -> T:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from undelta.files import to_json
 from undelta.studies.audit import judge_job
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases
 from undelta.trials.plan import load_plan
-from undelta.trials.record import as_json
 from undelta.trials.worker import attempt
 
 TOML = """
@@ -88,7 +88,7 @@ class AuditCopy:
     def fail(self, path: Path, error: str) -> None:
         """Make a finished trial one that failed, as the audit itself would record it."""
         trial = RunDirectory(self.path).trial(path.parent.name)
-        path.write_bytes(as_json(trial.unmeasured("failed", error)))
+        path.write_bytes(to_json(trial.unmeasured("failed", error)))
         (path.parent / "pictures.safetensors").unlink()
 
     def forget(self, path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from undelta.errors import DataError
+from undelta.files import to_json
 from undelta.report.read import read_audit
 from undelta.studies.single import attack_job, score_job, simulate_job
-from undelta.trials.record import UNFINISHED, as_json
+from undelta.trials.record import UNFINISHED
 
 from .audits import TOML, TRIALS, AuditCopy
 
@@ -40,7 +41,7 @@ def test_an_audit_is_read_whole(finished: Path) -> None:
 
 def test_records_are_those_of_the_files(finished: Path) -> None:
     for record in read_audit(finished).records:
-        assert json.loads(as_json(record)) == json.loads((finished / "trials" / record.key / "record.json").read_text())
+        assert json.loads(to_json(record)) == json.loads((finished / "trials" / record.key / "record.json").read_text())
 
 
 def test_scenarios_defenses_and_attacks_come_in_the_order_of_the_configuration(finished: Path) -> None:

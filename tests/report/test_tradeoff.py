@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_a_directory_without_one_has_none(tmp_path: Path) -> None:
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
-    write(tmp_path / "defend.json", tradeoff().as_json())
+    write(tmp_path / "defend.json", asdict(tradeoff()))
     read = read_tradeoff(tmp_path)
     assert read == tradeoff()
     shown = rows(read)
@@ -81,13 +82,13 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_one_is_a_line_that_names_the_file(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    write(tmp_path / "defend.json", {**tradeoff().as_json(), **change})
+    write(tmp_path / "defend.json", {**asdict(tradeoff()), **change})
     with pytest.raises(DataError, match=rf"defend\.json: .*{message}"):
         read_tradeoff(tmp_path)
 
 
 def test_the_chart_has_the_front_as_a_line_and_names_points_by_number(tmp_path: Path) -> None:
-    write(tmp_path / "defend.json", tradeoff().as_json())
+    write(tmp_path / "defend.json", asdict(tradeoff()))
     read = read_tradeoff(tmp_path)
     assert read is not None
     drawn = tradeoff_chart(read)
@@ -104,7 +105,7 @@ def test_the_chart_has_the_front_as_a_line_and_names_points_by_number(tmp_path: 
 
 def test_without_any_accuracy_there_is_a_table_and_no_chart(tmp_path: Path) -> None:
     alone = tradeoff(points=(point("none", 25.0, None),), reference=point("pure noise", 9.0, None))
-    write(tmp_path / "defend.json", alone.as_json())
+    write(tmp_path / "defend.json", asdict(alone))
     read = read_tradeoff(tmp_path)
     assert read is not None
     assert tradeoff_chart(read) is None
@@ -121,7 +122,7 @@ def test_labels_do_not_lie_on_each_other() -> None:
 
 
 def test_the_page_has_it_and_escapes_names(audit: AuditCopy) -> None:
-    write(audit.path / "defend.json", tradeoff().as_json())
+    write(audit.path / "defend.json", asdict(tradeoff()))
     page = write_report(audit.path).read_text()
     section = page[page.index('<section id="tradeoff"') : page.index('<section id="summary"')]
     assert 'href="#tradeoff"' in page
@@ -136,7 +137,7 @@ def test_a_page_without_it_does_not_mention_it(finished: Path, written: Path) ->
 
 
 def test_a_reader_sees_chart_and_table(audit: AuditCopy, browser: Browser) -> None:
-    write(audit.path / "defend.json", tradeoff().as_json())
+    write(audit.path / "defend.json", asdict(tradeoff()))
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.get_log("browser")  # type: ignore[no-untyped-call]  # what other pages said
     browser.get(write_report(audit.path).as_uri())

@@ -17,6 +17,7 @@ import pytest
 
 from undelta.cli import main
 from undelta.errors import ConfigError
+from undelta.files import to_json
 from undelta.studies import demo as jobs
 from undelta.studies.audit import run_plan
 from undelta.studies.overview import overview
@@ -24,7 +25,6 @@ from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases, scan
 from undelta.trials.plan import load_plan
 from undelta.trials.pool import Workers, available_cores
-from undelta.trials.record import as_json
 from undelta.trials.tasks import Progress
 from undelta.trials.verdict import parse_gates
 
@@ -313,7 +313,7 @@ def test_the_demo_is_an_audit_of_two_trials(small_demo: None, tmp_path: Path) ->
         ("awa", 3, "completed"),
         ("strongest", 3, "completed"),
     ]
-    assert list(map(as_json, RunDirectory(tmp_path / "demo").records())) == list(map(as_json, made))
+    assert list(map(to_json, RunDirectory(tmp_path / "demo").records())) == list(map(to_json, made))
     assert (tmp_path / "demo" / "reconstruction.png").exists()
     assert len(records(tmp_path / "demo")) == 2
     assert len(list((tmp_path / "demo").glob("trials/*/pictures.safetensors"))) == 2

@@ -17,11 +17,11 @@ import pytest
 
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
+from undelta.files import to_json
 from undelta.trials.backends import Ended, Processes, Slurm, check_backend, open_backend
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases, process_started, scan
 from undelta.trials.pool import Pool, PoolError
-from undelta.trials.record import as_json
 from undelta.trials.tasks import Progress, Tasks, serve
 from undelta.trials.trial import Trial
 from undelta.trials.worker import Trials
@@ -217,7 +217,7 @@ def test_preempted_workers_are_replaced_without_end(store: RunDirectory) -> None
 
     def finish_in_time(progress: Progress) -> None:
         if len(backend.started) == 5:
-            (store.folder(KEYS[0]) / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
+            (store.folder(KEYS[0]) / "record.json").write_bytes(to_json(TRIALS[0].unmeasured("completed")))
 
     pool.run(finish_in_time)
     assert len(backend.started) == 5
@@ -229,7 +229,7 @@ def test_what_was_killed_right_after_its_record_is_cleaned_up(store: RunDirector
     assert lease is not None
     lease.path.write_text(lease.path.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {2**22 + 1}'))
     (folder / "checkpoint.pt").touch()
-    (folder / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
+    (folder / "record.json").write_bytes(to_json(TRIALS[0].unmeasured("completed")))
     Pool(replace(job(store), keys=KEYS[:1]), Ends(), workers=1).run()
     assert sorted(path.name for path in folder.iterdir()) == ["record.json", "trial.json"]
 
@@ -243,7 +243,7 @@ def test_a_trial_that_another_machine_works_on_is_waited_for(store: RunDirectory
     def finish_elsewhere(progress: Progress) -> None:
         looks.append(progress)
         if len(looks) == 3:
-            (store.folder(KEYS[0]) / "record.json").write_bytes(as_json(TRIALS[0].unmeasured("completed")))
+            (store.folder(KEYS[0]) / "record.json").write_bytes(to_json(TRIALS[0].unmeasured("completed")))
             lease.release()
 
     Pool(replace(job(store), keys=KEYS[:1]), backend, workers=2).run(finish_elsewhere)

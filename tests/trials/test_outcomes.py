@@ -14,8 +14,9 @@ import torch
 from undelta.attacker.weights import FAMILIES, family_of, ramps
 from undelta.client.scenario import Scenario
 from undelta.evaluation.metrics import psnr, ssim
+from undelta.files import to_json
 from undelta.trials.outcomes import pictures
-from undelta.trials.record import as_json, with_result
+from undelta.trials.record import with_result
 from undelta.trials.trial import Outcome, Trial, run
 from undelta.updates import layers_of
 
@@ -62,7 +63,7 @@ def test_a_trials_record_says_what_was_asked_and_what_came_of_it(outcome: Outcom
     assert (record.error, record.status, record.arguments) == (None, "completed", {"steps": 12})
     assert record.fraction_recovered is not None
     assert 0 <= record.fraction_recovered <= 1
-    json.loads(as_json(record))
+    json.loads(to_json(record))
 
 
 def test_an_unmeasured_record_has_no_numbers() -> None:

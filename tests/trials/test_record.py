@@ -21,10 +21,10 @@ from undelta.client.scenario import Scenario
 from undelta.errors import DataError
 from undelta.evaluation.floor import Floor
 from undelta.evaluation.score import score
+from undelta.files import to_json
 from undelta.trials.record import (
     Quality,
     Record,
-    as_json,
     describe_observation,
     describe_scenario,
     from_json,
@@ -75,7 +75,7 @@ def scored() -> Record:
 
 
 def as_values(one: Record) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(as_json(one))
+    values: dict[str, Any] = json.loads(to_json(one))
     return values
 
 
@@ -149,7 +149,7 @@ def test_an_observation_says_nothing_of_the_data_or_the_round() -> None:
 
 def test_records_come_back_as_they_were_written() -> None:
     for made in (record(reconstruction()), record(reconstruction("diverged"))):
-        assert from_json(json.loads(as_json(made)), "here") == made
+        assert from_json(json.loads(to_json(made)), "here") == made
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -158,7 +158,7 @@ def test_a_run_that_ended_without_a_finite_loss_is_still_written(status: Status,
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    written = json.loads(as_json(record(reconstruction(status, loss))), parse_constant=refuse)
+    written = json.loads(to_json(record(reconstruction(status, loss))), parse_constant=refuse)
     assert written["status"] == status
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -138,7 +138,7 @@ def test_scenarios_and_defenses_are_judged_apart_and_share_equal_trials() -> Non
 
 def test_a_verdict_is_plain_json() -> None:
     one = trial()
-    values = json.loads(json.dumps(verdict_on((one, record(one, image(0.6)))).as_json(), allow_nan=False))
+    values = json.loads(json.dumps(asdict(verdict_on((one, record(one, image(0.6))))), allow_nan=False))
     assert (values["scenario"], values["defense"], values["level"]) == ("base", "none", "recognizable")
     assert values["thresholds"] == {"ssim": 0.5, "psnr": 20.0}
 

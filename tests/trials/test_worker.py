@@ -16,11 +16,11 @@ import torch
 from undelta.attacker.reconstruction import Moment
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError
-from undelta.files import load_json, read_tensors
+from undelta.files import load_json, read_tensors, to_json
 from undelta.trials import directory as store_module
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Lease, LeaseLost, Leases
-from undelta.trials.record import Record, as_json
+from undelta.trials.record import Record
 from undelta.trials.tasks import serve
 from undelta.trials.trial import Trial
 from undelta.trials.worker import Trials, attempt
@@ -135,7 +135,7 @@ def test_what_somebody_finishes_just_before_the_claim_is_not_done_again(
     acquire = Leases.acquire
 
     def overtaken(leases: Leases, folder: Path) -> Lease | None:
-        (folder / "record.json").write_bytes(as_json(DONE))
+        (folder / "record.json").write_bytes(to_json(DONE))
         return acquire(leases, folder)
 
     monkeypatch.setattr(Leases, "acquire", overtaken)
@@ -153,7 +153,7 @@ def test_a_record_that_is_written_just_when_it_is_looked_for_is_found_the_next_t
         try:
             return load(path)
         finally:
-            path.write_bytes(as_json(DONE))
+            path.write_bytes(to_json(DONE))
 
     monkeypatch.setattr(store_module, "load_json", too_early)
     assert store.record(ONE.key) is None
@@ -289,7 +289,7 @@ def test_an_attack_that_lacks_knowledge_is_not_applicable_rather_than_failed(
 def test_failed_trials_are_forgotten_only_when_asked_and_others_never(store: RunDirectory, leases: Leases) -> None:
     serve(job(store, TWO))
     path = store.folder(ONE.key) / "record.json"
-    path.write_bytes(as_json(ONE.unmeasured("failed", "it broke")))
+    path.write_bytes(to_json(ONE.unmeasured("failed", "it broke")))
     fresh = RunDirectory(store.directory)
     assert fresh.unfinished([ONE.key, TWO.key]) == []
     fresh.forget_failed([ONE.key, TWO.key], leases)
@@ -298,18 +298,18 @@ def test_failed_trials_are_forgotten_only_when_asked_and_others_never(store: Run
 
 
 def test_a_failed_trial_that_somebody_retries_already_is_left_to_them(store: RunDirectory, lease: Lease) -> None:
-    (store.folder(ONE.key) / "record.json").write_bytes(as_json(ONE.unmeasured("failed", "it broke")))
+    (store.folder(ONE.key) / "record.json").write_bytes(to_json(ONE.unmeasured("failed", "it broke")))
     store.forget_failed([ONE.key], Leases(worker="other"))
     assert record_of(store, ONE).status == "failed"
 
 
 def test_a_retry_that_has_just_succeeded_is_not_forgotten(store: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     path = store.folder(ONE.key) / "record.json"
-    path.write_bytes(as_json(ONE.unmeasured("failed", "it broke")))
+    path.write_bytes(to_json(ONE.unmeasured("failed", "it broke")))
     acquire = Leases.acquire
 
     def overtaken(leases: Leases, folder: Path) -> Lease | None:
-        path.write_bytes(as_json(DONE))
+        path.write_bytes(to_json(DONE))
         return acquire(leases, folder)
 
     monkeypatch.setattr(Leases, "acquire", overtaken)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from undelta.errors import ConfigError
 from undelta.evaluation.lpips import load_lpips
 from undelta.evaluation.metrics import WINDOW
-from undelta.files import write_bytes
+from undelta.files import to_json, write_bytes
 from undelta.studies.overview import overview
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases
@@ -85,8 +84,7 @@ def judge_job(plan: Plan, store: RunDirectory, gates: Sequence[Gate] = ()) -> Au
     found = {key: store.record(key) for key in plan.keys}
     records = {key: record for key, record in found.items() if record}
     verdicts = judge(plan.trials, records, plan.thresholds)
-    content = json.dumps([verdict.as_json() for verdict in verdicts], indent=1, allow_nan=False)
-    write_bytes(store.directory / "verdict.json", content.encode())
+    write_bytes(store.directory / "verdict.json", to_json(verdicts))
     return Audited(
         verdicts=tuple(verdicts),
         offenses=tuple(offenses(verdicts, gates)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
-from undelta.files import write_bytes
+from undelta.files import to_json, write_bytes
 from undelta.schema import parse
 from undelta.studies.audit import Audited, run_plan
 from undelta.studies.ladder import REFERENCE, Rung, ladder, reference
@@ -87,7 +86,7 @@ def defend_job(
     utilities = measure_all(out, every, replace(workers or Workers(), slurm=file.slurm), say=say)
     measured = {defense: [utilities[one.key] for one in group] for defense, group in federations.items()}
     tradeoff = _tradeoff(file, plan, audited, RunDirectory(out), measured, notes)
-    write_bytes(out / DEFEND, json.dumps(tradeoff.as_json(), indent=1, allow_nan=False).encode())
+    write_bytes(out / DEFEND, to_json(tradeoff))
     return Defended(tradeoff=tradeoff, audited=audited)
 
 

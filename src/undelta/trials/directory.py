@@ -28,9 +28,9 @@ from torch import Tensor
 
 from undelta.errors import ConfigError, DataError
 from undelta.files import FORMAT, load_json, make_folder, to_json, write_bytes, write_tensors
-from undelta.schema import parse
+from undelta.schema import read_json
 from undelta.trials.leases import Leases
-from undelta.trials.record import FAILED, INTERRUPTED, Record, as_json, from_json
+from undelta.trials.record import FAILED, INTERRUPTED, Record, from_json
 from undelta.trials.trial import Trial
 
 CHECKPOINT = "checkpoint.pt"
@@ -93,14 +93,16 @@ class RunDirectory:
                 retired.rename(folder)
             self._put(trial)
             record = self.record(key)
-            renamed = record is not None and record.group != (trial.name, trial.defense)
-            if text is not None and record and renamed:  # the results are the same
-                write_bytes(folder / RECORD, as_json(replace(record, name=trial.name, defense=trial.defense)))
-        contents = Contents(title=title or self.directory.resolve().name, keys=tuple(wanted))
-        write_bytes(self.directory / RUN, to_json(vars(contents)))  # last: all that it names is there
+            if text is not None and record and record.group != (trial.name, trial.defense):  # the results are the same
+                write_bytes(folder / RECORD, to_json(replace(record, name=trial.name, defense=trial.defense)))
+        self._list(title, wanted)  # last: all that it names is there
+
+    def _list(self, title: str, keys: Iterable[str]) -> None:
+        contents = Contents(title=title or self.directory.resolve().name, keys=tuple(keys))
+        write_bytes(self.directory / RUN, to_json(contents))
 
     def _put(self, trial: Trial) -> None:
-        folder, content = self.folder(trial.key), to_json(trial.as_json())
+        folder, content = self.folder(trial.key), to_json(trial)
         make_folder(folder)
         if not (folder / "trial.json").exists() or (folder / "trial.json").read_bytes() != content:
             write_bytes(folder / "trial.json", content)
@@ -110,15 +112,14 @@ class RunDirectory:
         there = self.contents() if (self.directory / RUN).exists() else Contents(title="", keys=())
         self._put(trial)
         if trial.key not in there.keys:
-            title = there.title or self.directory.resolve().name
-            write_bytes(self.directory / RUN, to_json({"title": title, "keys": [*there.keys, trial.key]}))
+            self._list(there.title, (*there.keys, trial.key))
 
     def remove(self, key: str) -> None:
         """Take a trial back that was refused before any work, and the directory if nothing else is in it."""
         there = self.contents()
         keys = [one for one in there.keys if one != key]
         if keys:
-            write_bytes(self.directory / RUN, to_json({"title": there.title, "keys": keys}))
+            self._list(there.title, keys)
         else:
             (self.directory / RUN).unlink(missing_ok=True)
         shutil.rmtree(self.folder(key), ignore_errors=True)
@@ -158,7 +159,7 @@ class RunDirectory:
 
     def trial(self, key: str) -> Trial:
         path = self.folder(key) / "trial.json"
-        trial = parse(Trial, load_json(path), where=str(path), error=DataError)
+        trial = read_json(Trial, path)
         if trial.key != key:
             raise DataError(f"{path}: this is trial {trial.key}, but its folder is called {key}; start the audit again")
         return trial
@@ -170,7 +171,7 @@ class RunDirectory:
         if pictures is not None:
             write_tensors(folder / PICTURES, pictures, {"format": FORMAT, "kind": "pictures"})
             check()
-        write_bytes(folder / RECORD, as_json(record))
+        write_bytes(folder / RECORD, to_json(record))
         if record.status != INTERRUPTED:
             self.tidy(record.key)
 
@@ -185,8 +186,7 @@ class RunDirectory:
     # After the work
 
     def contents(self) -> Contents:
-        path = self.directory / RUN
-        return parse(Contents, load_json(path), where=str(path), error=DataError)
+        return read_json(Contents, self.directory / RUN)
 
     def records(self) -> list[Record]:
         """The results in order, as far as there are some."""

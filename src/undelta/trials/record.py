@@ -190,11 +190,6 @@ def summary(scenario: Mapping[str, Any]) -> str:
     return ", ".join(words) or "run"
 
 
-def as_json(record: Record) -> bytes:
-    """A record as its file has it."""
-    return json.dumps(asdict(record), indent=1, allow_nan=False).encode()
-
-
 def from_json(values: object, where: str) -> Record:
     """A record from JSON; every field is checked."""
     found = values.get("schema") if isinstance(values, dict) else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from undelta.errors import DataError
+from undelta.evaluation.measures import MISSING
 from undelta.evaluation.metrics import RECOVERED_PSNR
-from undelta.files import load_json
-from undelta.schema import parse
+from undelta.schema import read_json
 from undelta.trials.record import MEASURED, UNDEFENDED, Record
 from undelta.trials.trial import Trial
 from undelta.trials.verdict import Verdict, times
@@ -96,14 +95,11 @@ class Tradeoff:
     def private(self) -> bool:
         return any(point.delta is not None for point in self.points)
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def read_tradeoff(directory: Path) -> Tradeoff | None:
     """What `undelta defend` wrote; None if it did not."""
     path = directory / DEFEND
-    return parse(Tradeoff, load_json(path), where=str(path), error=DataError) if path.is_file() else None
+    return read_json(Tradeoff, path) if path.is_file() else None
 
 
 def make_point(
@@ -136,8 +132,7 @@ def make_point(
 def compare(points: Sequence[Point], reference: Point) -> tuple[Point, ...]:
     """The points with two more answers each: is it at the level of noise, and is it on the Pareto front?"""
     return tuple(
-        Point(**{**vars(point), "at_noise_level": _at_noise(point, reference), "pareto": _on_front(point, points)})
-        for point in points
+        replace(point, at_noise_level=_at_noise(point, reference), pareto=_on_front(point, points)) for point in points
     )
 
 
@@ -175,7 +170,7 @@ def print_tradeoff(tradeoff: Tradeoff) -> None:
         ("in all", ["" if point.delta is None else _number(point.epsilon_in_all, ".3g") for point in rows]),
         ("", [f"{'P' if point.pareto else ' '}{'N' if point.at_noise_level else ' '}" for point in rows]),
     ]
-    columns = [column for column in columns if any(cell not in ("", "n/a") for cell in column[1])]
+    columns = [column for column in columns if any(cell not in ("", MISSING) for cell in column[1])]
     for title, _ in columns:
         table.add_column(title, justify="right", no_wrap=True)
     for point, *cells in zip(rows, *(cells for _, cells in columns), strict=True):
@@ -218,4 +213,4 @@ def sentences(tradeoff: Tradeoff) -> list[str]:
 
 
 def _number(value: float | None, form: str) -> str:
-    return "n/a" if value is None else f"{value:{form}}"
+    return MISSING if value is None else format(value, form)

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +101,6 @@ class Trial:
             raise ConfigError(f"a setting of scenario or attack is not a plain value ({problem})") from problem
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def unmeasured(self, status: str = UNFINISHED, error: str | None = None) -> Record:
         """The record of this trial while there is no result: all numbers are None."""
         recorded = self.scenario if isinstance(self.scenario, Recorded) else None
@@ -173,21 +169,19 @@ def run(trial: Trial, *, open_run: Callable[[str], Run] | None = None, device: s
         observation, secrets = disclose_with_secrets(private, trial.scenario, seed=trial.seed)  # train, defend, reveal
         order = secrets[0].orders[0] if len(secrets) == 1 else None  # for the evaluation, after the attack
     observation = observation.to(device_of(device))
-    key = partial(checkpoint_key, observation, trial.attack, trial.arguments, trial.seed)
-    reconstruction = attack(observation, seed=trial.seed, run=open_run(key()) if open_run else UNWATCHED)
+    watched = UNWATCHED
+    if open_run:
+        watched = open_run(checkpoint_key(observation, trial.attack, trial.arguments, trial.seed))
+    reconstruction = attack(observation, seed=trial.seed, run=watched)
     record = with_result(trial.unmeasured(), reconstruction, observation)
+    outcome = Outcome(record=record, observation=observation, reconstruction=reconstruction)
     if private is None:
-        return Outcome(record=record, observation=observation, reconstruction=reconstruction)
+        return outcome
     result = score(reconstruction, private, observation=observation, first_order=order)
     epsilon, delta = trial.simulated.privacy() or (None, None)
     curve = _curve(reconstruction, private, result)
-    return Outcome(
-        record=replace(with_score(record, result), epsilon=epsilon, delta=delta, curve=curve),
-        observation=observation,
-        reconstruction=reconstruction,
-        private=private,
-        score=result,
-    )
+    record = replace(with_score(record, result), epsilon=epsilon, delta=delta, curve=curve)
+    return replace(outcome, record=record, private=private, score=result)
 
 
 def _curve(reconstruction: Reconstruction, private: Private, result: Score) -> tuple[Quality, ...]:

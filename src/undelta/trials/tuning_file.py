@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from undelta.errors import DataError
-from undelta.files import load_json
-from undelta.schema import parse
+from undelta.schema import read_json
 
 SCHEMA: Literal[1] = 1
 TUNING = "tuning.json"
@@ -45,6 +43,4 @@ class TuningFile:
 def read_tuning(directory: Path) -> TuningFile | None:
     """The tuning in a directory; None if there is none."""
     path = directory / TUNING
-    if not path.is_file():
-        return None
-    return parse(TuningFile, load_json(path), where=str(path), error=DataError)
+    return read_json(TuningFile, path) if path.is_file() else None

@@ -6,6 +6,7 @@ and what it does not prove. Nothing here is measured; all numbers come from reco
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -18,9 +19,6 @@ from undelta.trials.record import MEASURED, UNDEFENDED, UNFINISHED, Record
 from undelta.trials.trial import Trial
 
 Level = Literal["recognizable", "not recognized", "not measured"]
-
-WORSE_ABOVE = tuple(key for key in QUALITIES if METRICS[key].rises)
-WORSE_BELOW = tuple(key for key in QUALITIES if not METRICS[key].rises)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +83,6 @@ class Verdict:
     def title(self) -> str:
         return self.scenario if self.defense == UNDEFENDED else f"{self.scenario}, {self.defense}"
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def judge(trials: Sequence[Trial], records: Mapping[str, Record], thresholds: Thresholds) -> list[Verdict]:
     """A verdict per scenario and defense, in the order of the trials."""
@@ -101,10 +96,7 @@ def _judge_group(
     scenario: str, defense: str, trials: Sequence[Trial], records: Mapping[str, Record], thresholds: Thresholds
 ) -> Verdict:
     found = [records.get(trial.key) for trial in trials]
-    counts: dict[str, int] = {}
-    for record in found:
-        status = record.status if record else UNFINISHED
-        counts[status] = counts.get(status, 0) + 1
+    counts = dict(Counter(record.status if record else UNFINISHED for record in found))
     measured = [record for record in found if record and record.status in MEASURED and record.images]
     recognizable = {record.key: sum(map(thresholds.recognizes, record.images)) for record in measured}
     worst = {metric: _worst(metric, measured) for metric in QUALITIES}
@@ -136,7 +128,7 @@ def _worst(metric: str, records: Sequence[Record]) -> float | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return float(max(known) if metric in WORSE_ABOVE else min(known))
+    return float(max(known) if METRICS[metric].rises else min(known))
 
 
 def _likeness(record: Record) -> float:
@@ -203,19 +195,17 @@ def _limits(images: int, count: int) -> str:
 def parse_gates(above: Mapping[str, Any], below: Mapping[str, Any]) -> list[Gate]:
     """The bounds of ``--fail-above`` and ``--fail-below``."""
     gates = []
-    for option, other, known, others, values in (
-        ("--fail-above", "--fail-below", WORSE_ABOVE, WORSE_BELOW, above),
-        ("--fail-below", "--fail-above", WORSE_BELOW, WORSE_ABOVE, below),
-    ):
+    for option, is_above, values in (("--fail-above", True, above), ("--fail-below", False, below)):
         for metric, bound in values.items():
-            if metric in others:
-                larger = "larger" if metric in WORSE_ABOVE else "smaller"
-                raise ConfigError(f"{option} {metric}: a {larger} {metric} is worse; use {other} {metric}={bound}")
-            if metric not in known:
+            if metric not in QUALITIES:
+                known = [key for key in QUALITIES if METRICS[key].rises is is_above]
                 raise ConfigError(f"{option}: {unknown('metric', metric, known)}")
+            if METRICS[metric].rises is not is_above:
+                larger, other = ("smaller", "--fail-below") if is_above else ("larger", "--fail-above")
+                raise ConfigError(f"{option} {metric}: a {larger} {metric} is worse; use {other} {metric}={bound}")
             if isinstance(bound, bool) or not isinstance(bound, int | float) or not abs(bound) < float("inf"):
                 raise ConfigError(f"{option} {metric}: expected a number, got {bound!r}")
-            gates.append(Gate(metric=metric, bound=float(bound), above=option == "--fail-above"))
+            gates.append(Gate(metric=metric, bound=float(bound), above=is_above))
     return gates
 
 

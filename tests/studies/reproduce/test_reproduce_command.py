@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from undelta.attacker.weights import PAPER_Q
 from undelta.cli import app, main
 from undelta.errors import ConfigError, UndeltaError
+from undelta.files import to_json
 from undelta.report import write_report
 from undelta.studies.reproduce import job
 from undelta.studies.reproduce.job import Asked, make_plan, reproduce_job
@@ -35,7 +36,6 @@ from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases
 from undelta.trials.plan import Plan
 from undelta.trials.pool import Workers
-from undelta.trials.record import as_json
 
 CLOCK = ("seconds", "peak_memory_mb", "date")
 
@@ -171,7 +171,7 @@ def half_done(plan: Plan, smoke: Path, tmp_path: Path) -> Path:
         if trial.seed == 0:
             (folder / "record.json").write_text(json.dumps(done[trial.key]))
         elif number == 1:
-            (folder / "record.json").write_bytes(as_json(trial.unmeasured("failed", "RuntimeError: it | broke")))
+            (folder / "record.json").write_bytes(to_json(trial.unmeasured("failed", "RuntimeError: it | broke")))
     return tmp_path
 
 
