@@ -93,6 +93,15 @@ def import_part(name: str, what: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def take_name(table: Mapping[str, Any], what: str, *, example: str, where: str) -> tuple[str, dict[str, Any]]:
+    """The name of a part that a table stands for, and its settings."""
+    settings = dict(table)
+    name = settings.pop(what, None)
+    if not isinstance(name, str):
+        raise ConfigError(f'{where}: {what}: expected a name such as {what} = "{example}", got {name!r}')
+    return name, settings
+
+
 def find(what: str, name: str, parts: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
     """The part of that name: a built-in one, or the user's own ``package.module:function``."""
     if is_import(name):

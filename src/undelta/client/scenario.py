@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from undelta.client.datasets import MAX_CLASSES, Dataset, open_dataset, pick
 from undelta.client.defenses import Defense, DpSgd, check_defenses, make_defenses
@@ -175,14 +175,13 @@ class Scenario:
         """Every client's data: disjoint random draws from the source."""
         dataset = open_dataset(self.data)
         indices = pick(dataset, sum(self.samples), stream("client", seed, "data"))
-        return tuple(
-            Private(images=dataset.draw(part, self._side(dataset)), labels=dataset.labels[part])
-            for part in indices.split(list(self.samples))
-        )
+        return tuple(self._take(dataset, part) for part in indices.split(list(self.samples)))
 
     def draw_held_out(self, seed: int, most: int) -> Private:
         """Images of the source that no client has, at most so many; there may be none."""
         dataset = open_dataset(self.data)
         shuffled = pick(dataset, len(dataset), stream("client", seed, "data"))  # begins as the clients' draw does
-        left = shuffled[sum(self.samples) :][:most]
-        return Private(images=dataset.draw(left, self._side(dataset)), labels=dataset.labels[left])
+        return self._take(dataset, shuffled[sum(self.samples) :][:most])
+
+    def _take(self, dataset: Dataset, indices: Tensor) -> Private:
+        return Private(images=dataset.draw(indices, self._side(dataset)), labels=dataset.labels[indices])

@@ -113,6 +113,9 @@ class RecordOwn:
     """A mod for a ClientApp that writes what its server sees of it, for the client's own audit.
 
     The file is the one that the server could write. A class, since Flower's simulation sends mods to other processes.
+    Arguments are those of ``record``. Of a client's hyperparameters, the run config counts less than ``training``, the
+    message's config more. ``truth`` returns the images and labels that the client trains on, for `undelta score`; they
+    are written beside the update as ``truth-round-R-node-N.safetensors`` and never leave the client.
     """
 
     def __init__(
@@ -129,21 +132,6 @@ class RecordOwn:
         most: int = MOST,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Arguments are those of ``record``, but for these.
-
-        Args:
-            into: A directory on the client.
-            model: As in ``record``.
-            image: As in ``record``.
-            training: As in ``record``; the run config counts less, the message's config more.
-            model_arguments: As in ``record``.
-            truth: Returns the images and labels that the client trains on, for `undelta score`; written beside the
-                update as ``truth-round-R-node-N.safetensors``. It never leaves the client.
-            rounds: As in ``record``.
-            samples: As in ``record``.
-            most: As in ``record``.
-            most_bytes: As in ``record``.
-        """
         # Opened when the first message comes: importing an app should cost nothing.
         self._open = functools.partial(
             Recorder,

@@ -117,13 +117,9 @@ def accuracy(model: nn.Module, test: Private, image: ImageSpec, scenario: Scenar
 class Measurements(FolderTasks):
     """Federations to be measured, as tasks."""
 
-    directory: str
+    place = "utility"
     federations: Mapping[str, Federation]
     """By key."""
-
-    def folder(self, key: str) -> Path:
-        """Where a measurement lies."""
-        return Path(self.directory) / "utility" / key
 
     def status(self, key: str) -> str | None:
         """How a measurement ended, or None."""

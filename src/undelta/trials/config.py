@@ -92,9 +92,7 @@ def to_toml(value: Any) -> str:
     """One value on one line; None has no TOML and must be left out before."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
+    if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
         # JSON's escapes are TOML's, but for the code point that JSON leaves bare.

@@ -39,6 +39,7 @@ PICTURES = "pictures.safetensors"
 RECONSTRUCTION = "reconstruction.safetensors"
 CONFIGURATION = "audit.toml"
 RUN = "run.json"
+TRIALS = "trials"
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 
@@ -67,7 +68,7 @@ class RunDirectory:
         self._statuses: dict[str, str] = {}
 
     def folder(self, key: str) -> Path:
-        return self.directory / "trials" / key
+        return self.directory / TRIALS / key
 
     # Before the work
 
@@ -83,7 +84,7 @@ class RunDirectory:
             self.record(key)  # one that is not readable is refused before anything is changed
         if text is not None and (self.directory / RUN).exists() and not (self.directory / CONFIGURATION).exists():
             raise ConfigError(f"{self.directory} holds the results of single attacks; choose another --out")
-        make_folder(self.directory / "trials")
+        make_folder(self.directory / TRIALS)
         self._retire(wanted.keys(), leases)
         if text is not None:
             write_bytes(self.directory / CONFIGURATION, text.encode())
@@ -124,10 +125,10 @@ class RunDirectory:
             (self.directory / RUN).unlink(missing_ok=True)
         shutil.rmtree(self.folder(key), ignore_errors=True)
         with contextlib.suppress(OSError):  # not empty: somebody else's
-            (self.directory / "trials").rmdir()
+            (self.directory / TRIALS).rmdir()
 
     def _retire(self, wanted: Iterable[str], leases: Leases) -> None:
-        present = {path.name for path in (self.directory / "trials").iterdir() if _KEY.fullmatch(path.name)}
+        present = {path.name for path in (self.directory / TRIALS).iterdir() if _KEY.fullmatch(path.name)}
         surplus = sorted(present - set(wanted))
         for key in surplus:
             if not leases.is_free(self.folder(key)):

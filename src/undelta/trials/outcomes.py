@@ -29,17 +29,13 @@ def compare(reconstruction: Reconstruction, private: Private, score: Score) -> d
     order = list(score.order)
     originals = _bytes(private.images)  # (N, C, H, W)
     iterates = reconstruction.iterates
-    shape = (len(iterates), *originals.shape)
+    parts = [iterate.images[order] for iterate in iterates]
     return {
         "originals": originals,
         "reconstruction": _bytes(reconstruction.images[order]),
-        "iterates": _stack([iterate.images[order] for iterate in iterates], shape),
+        "iterates": torch.stack(parts) if parts else originals.new_empty(0, *originals.shape),
         "iterations": torch.tensor([iterate.iteration for iterate in iterates], dtype=torch.int64),
     }
-
-
-def _stack(parts: list[Tensor], shape: Sequence[int]) -> Tensor:
-    return torch.stack(parts) if parts else torch.empty(*shape, dtype=torch.uint8)
 
 
 def _bytes(images: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from undelta.client.datasets import Dataset, open_dataset
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, UndeltaError
 from undelta.observation import ImageSpec
-from undelta.schema import check_keys, parse
+from undelta.schema import check_keys, parse, take_name
 from undelta.trials.config import make_attack, read_toml
 from undelta.trials.record import UNDEFENDED
 from undelta.trials.trial import Trial
@@ -111,10 +111,7 @@ def _attacks(file: AuditFile, where: str) -> Iterator[tuple[str, dict[str, Any]]
         raise ConfigError(f"{where}: attacks: expected at least one [[attacks]]")
     for number, table in enumerate(file.attacks):
         place = f"{where}: attacks[{number}]"
-        arguments = dict(table)
-        name = arguments.pop("attack", None)
-        if not isinstance(name, str):
-            raise ConfigError(f'{place}: attack: expected a name such as attack = "strongest", got {name!r}')
+        name, arguments = take_name(table, "attack", example="strongest", where=place)
         try:
             make_attack(name, arguments)
         except ConfigError as problem:

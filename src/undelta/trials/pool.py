@@ -74,13 +74,12 @@ class Workers:
             show: Is told of progress.
             apart: Whether even a single worker is a process of its own, which may die without harm.
         """
-        threads = self.threads
         count = self.number(len(tasks.unfinished()))
-        tasks = replace(tasks, worker=socket.gethostname(), threads=threads, home=str(Path.cwd()))
+        tasks = replace(tasks, worker=socket.gethostname(), threads=self.threads, home=str(Path.cwd()))
         backend: Backend = Here()
         if apart or not self.here:
             backend = open_backend(
-                self.backend, workers=count, threads=threads or 1, directory=directory.resolve(), slurm=self.slurm
+                self.backend, workers=count, threads=self.threads or 1, directory=directory.resolve(), slurm=self.slurm
             )
         Pool(tasks, backend, workers=count).run(show)
 
@@ -91,16 +90,9 @@ def available_cores() -> int:
 
 
 class Pool:
-    """One command's share in the work."""
+    """One command's share in the work: at most so many workers at a time, named after the one in ``tasks``."""
 
     def __init__(self, tasks: Tasks, backend: Backend, *, workers: int) -> None:
-        """Prepare; nothing is started yet.
-
-        Args:
-            tasks: What each worker is given; its name is a stem for theirs.
-            backend: Where workers run.
-            workers: How many run at most at a time.
-        """
         self.tasks, self.backend, self.workers = tasks, backend, workers
         self._names = f"{tasks.worker} {secrets.token_hex(3)}"
         self._started = 0
@@ -134,7 +126,7 @@ class Pool:
     def _look(self, show: Callable[[Progress], None] | None) -> None:
         progress = self.tasks.look()
         self._last.update({owner.worker: task for task, owner in progress.running.items()})
-        left = progress.total - progress.done - progress.not_applicable - progress.failed
+        left = progress.left + len(progress.running)
         if self._left is None or left < self._left:
             self._left, self._fruitless = left, 0
         if show:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -90,11 +91,14 @@ def serve(tasks: Tasks) -> None:
 class FolderTasks(Tasks):
     """Tasks with a folder each, which holds the lease of whoever works on it, and the result."""
 
+    place: ClassVar[str]
+    """The part of the directory that holds the folders."""
+    directory: str
     keys: tuple[str, ...]
 
-    @abstractmethod
     def folder(self, key: str) -> Path:
         """Where a task's files lie."""
+        return Path(self.directory) / self.place / key
 
     @abstractmethod
     def status(self, key: str) -> str | None:

@@ -18,7 +18,7 @@ from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Moment
 from undelta.errors import MissingKnowledge, UndeltaError
 from undelta.files import write_bytes
-from undelta.trials.directory import CHECKPOINT, RunDirectory
+from undelta.trials.directory import CHECKPOINT, TRIALS, RunDirectory
 from undelta.trials.leases import Lease, LeaseLost
 from undelta.trials.outcomes import pictures
 from undelta.trials.record import FAILED, NOT_APPLICABLE
@@ -30,15 +30,12 @@ from undelta.trials.trial import Outcome, Trial, run
 class Trials(FolderTasks):
     """The trials of a run directory."""
 
-    directory: str
+    place = TRIALS
     checkpoint_seconds: float = 30.0
 
     @cached_property
     def store(self) -> RunDirectory:
         return RunDirectory(Path(self.directory))
-
-    def folder(self, key: str) -> Path:
-        return self.store.folder(key)
 
     def status(self, key: str) -> str | None:
         return self.store.status(key)

@@ -19,7 +19,7 @@ from undelta.client.defenses.quantization import Quantization
 from undelta.client.defenses.soteria import Soteria
 from undelta.client.defenses.withholding import Withholding
 from undelta.errors import ConfigError
-from undelta.schema import find, is_import, parse
+from undelta.schema import find, is_import, parse, take_name
 
 __all__ = ["DEFENSES", "Defense", "DpSgd", "InTraining", "OnData", "OnUpdate", "check_defenses", "make_defenses"]
 
@@ -53,10 +53,7 @@ def make_defenses(tables: Sequence[Mapping[str, Any]]) -> tuple[Defense, ...]:
 
 
 def _make(table: Mapping[str, Any], where: str) -> Defense:
-    settings = dict(table)
-    name = settings.pop("defense", None)
-    if not isinstance(name, str):
-        raise ConfigError(f'{where}: defense: expected a name such as defense = "clipping", got {name!r}')
+    name, settings = take_name(table, "defense", example="clipping", where=where)
     try:
         kind = find("defense", name, DEFENSES)
     except ConfigError as problem:
