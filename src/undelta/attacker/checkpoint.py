@@ -75,7 +75,6 @@ class Checkpoint:
             )
 
     def finished(self, label: str) -> Reconstruction | None:
-        """The result of a part that is done."""
         return self._finished.get(label)
 
     def finish(self, label: str, result: Reconstruction) -> None:
@@ -93,7 +92,6 @@ class Checkpoint:
         return ranks.rank() == 0 and time.monotonic() - self._saved >= self.seconds
 
     def save(self, label: str, state: dict[str, Any]) -> None:
-        """Write a checkpoint of the part under way."""
         self._label, self._state = label, state
         self._write()
 

@@ -143,7 +143,6 @@ class Phases:
     """Layer weights under which candidates are compared, all under the same ones."""
 
     def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
-        """Attack, phase by phase."""
         history: tuple[Moment, ...] = ()
         iterates: tuple[Iterate, ...] = ()
         found: Reconstruction | None = None

@@ -72,7 +72,6 @@ class Network:
         self._constants: dict[str, Tensor] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def outputs(self, parameters: Update, images: Tensor) -> Tensor:
-        """The model's outputs at the given parameters."""
         with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
             try:
                 outputs: Tensor = functional_call(self.model, parameters, (images,))

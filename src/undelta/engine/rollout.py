@@ -131,7 +131,6 @@ class _Path:
         self._tallies = [Tally() for _ in steps]
 
     def walk(self) -> Update:
-        """All steps; returns the update."""
         update: Update = {}
         for index, step in enumerate(self.steps):
             point = _moved(self.start, update)

@@ -195,7 +195,6 @@ class RunDirectory:
         return [record for record in found if record]
 
     def record(self, key: str) -> Record | None:
-        """A trial's result, or None while there is none."""
         path = self.folder(key) / RECORD
         try:
             values = load_json(path)

@@ -52,7 +52,6 @@ class Recorded:
 
     @staticmethod
     def of(path: Path, *, model: str | None = None) -> Recorded:
-        """Read and check a file."""
         observation = load_observation(path, model=model)
         about = describe_observation(observation)
         return Recorded(observation=str(path.resolve()), digest=digest_of(observation), model=model, about=about)

@@ -39,7 +39,6 @@ class Thresholds:
             raise ConfigError(f"expected psnr > 0, got psnr={self.psnr}")
 
     def recognizes(self, image: ImageScore) -> bool:
-        """Whether an image of a record counts as recognizable."""
         if image.ssim is not None:
             return image.ssim >= self.ssim
         return image.psnr is not None and image.psnr >= self.psnr
