@@ -73,12 +73,8 @@ def floor(
 ) -> Floor | None:
     """The reconstruction's own objective at the truth; None where it has none that can be evaluated there.
 
-    Args:
-        reconstruction: What an attack returned.
-        private: The truth.
-        observation: What the attack saw.
-        order: The client's order in its first epoch, where it is known: an exact replay of one epoch of mini-batches
-            needs it.
+    ``order`` is the client's in its first epoch, where it is known: an exact replay of one epoch of mini-batches needs
+    it.
 
     Examples:
         >>> from undelta import Scenario, awa, disclose

@@ -55,12 +55,7 @@ class WeightsFile:
 
 
 def load_weights(path: str | Path, *, attack: str | None = None) -> tuple[str, dict[str, Any]]:
-    """An attack and its settings from a file of layer weights.
-
-    Args:
-        path: The file.
-        attack: The attack that the user asks for, if any; it must have layer weights.
-    """
+    """An attack and its settings from a file of layer weights; an attack that the user asks for must have some."""
     _, values = read_toml(path)
     file = parse(WeightsFile, values, where=str(path), error=ConfigError)
     if is_import(file.attack) and attack != file.attack:  # a file is never reason enough to import code

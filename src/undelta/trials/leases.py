@@ -213,9 +213,7 @@ class Leases:
 def is_gone(owner: Owner, held: Collection[str]) -> bool | None:
     """Whether a process is no more, or no longer at its task; None if it is not for this machine to tell.
 
-    Args:
-        owner: What the process said of itself.
-        held: Tokens of what this process holds; anything else in its name is a leftover.
+    Of what is in this process's own name, all but the tokens in ``held`` are leftovers.
     """
     if owner.machine != machine():
         return None

@@ -45,10 +45,7 @@ def _bytes(images: Tensor) -> Tensor:
 def write_outcomes(directory: str | Path, trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> None:
     """Write what `run` returned as a run directory, which `write_report` and ``undelta report`` read.
 
-    Args:
-        directory: A new one, or one of earlier outcomes, which are set aside.
-        trials: What was run.
-        outcomes: What came of each.
+    The directory is a new one, or one of earlier outcomes, which are set aside.
     """
     store, leases = RunDirectory(Path(directory)), Leases(worker="write_outcomes")
     store.prepare(None, trials, leases)

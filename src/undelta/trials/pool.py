@@ -66,13 +66,9 @@ class Workers:
     def work_off(
         self, tasks: Tasks, directory: Path, *, show: Callable[[Progress], None] | None = None, apart: bool = True
     ) -> None:
-        """Work until every task has a result.
+        """Work until every task has a result; a backend writes what it has of its own to the directory.
 
-        Args:
-            tasks: What is to be done.
-            directory: For what a backend writes of its own.
-            show: Is told of progress.
-            apart: Whether even a single worker is a process of its own, which may die without harm.
+        With ``apart`` even a single worker is a process of its own, which may die without harm.
         """
         count = self.number(len(tasks.unfinished()))
         tasks = replace(tasks, worker=socket.gethostname(), threads=self.threads, home=str(Path.cwd()))

@@ -144,10 +144,7 @@ class Outcome:
 def run(trial: Trial, *, open_run: Callable[[str], Run] | None = None, device: str = "auto") -> Outcome:
     """One trial; the only place where all stages meet.
 
-    Args:
-        trial: What to run.
-        open_run: Gives the attack's run, for a key that says what its checkpoints belong to.
-        device: Where the attack runs.
+    ``open_run`` gives the attack's run, for a key that says what its checkpoints belong to.
 
     Examples:
         >>> small = {"width": 4, "hidden": 16}
