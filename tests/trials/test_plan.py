@@ -208,6 +208,11 @@ def test_a_mistake_is_one_line_that_names_the_key_and_the_choices(
         assert expected in message
 
 
+def test_too_few_classes_are_found_in_every_scenario_not_in_the_first_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="faces has 2 classes, more than classes=1"):
+        plan_of(tmp_path, BASE + "[vary]\nclasses = [2, 1]\n" + ATTACK)
+
+
 def test_a_custom_model_that_refuses_its_arguments_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "models" / "stubborn_model.py"
     module.parent.mkdir()
