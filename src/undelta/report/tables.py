@@ -52,6 +52,17 @@ class Setting:
     trials: int
     means: Mapping[str, Mean]
 
+    @property
+    def scored(self) -> str:
+        """Which seeds have numbers, in words."""
+        seeds = ", ".join(map(str, self.seeds)) or "none"
+        return seeds if len(self.seeds) == self.trials else f"{seeds} ({len(self.seeds)} of {self.trials} scored)"
+
+    @property
+    def cells(self) -> list[str]:
+        """The means as tables show them."""
+        return [self.means[measure.key].show(measure) for measure in AVERAGED]
+
 
 def settings(records: Sequence[Record], labels: Mapping[str, str]) -> list[Setting]:
     """Means over seeds, of the trials that were scored."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from undelta.errors import ConfigError
 from undelta.files import write_bytes
-from undelta.report.exports import escape
 from undelta.report.read import read_audit
+from undelta.report.templates import escape
 from undelta.schema import parse
 from undelta.studies.audit import run_plan
 from undelta.studies.reproduce.findings import Finding
