@@ -144,7 +144,7 @@ def points(*iterations: int) -> tuple[Quality, ...]:
 def test_the_result_ends_a_curve_but_not_that_of_one_restart_among_several(read: Audit) -> None:
     record = replace(read.records[0], curve=points(0, 10, 30, 60), iterations=100, seconds=99.0)
     ended = with_result(record)
-    assert (ended[-1].iteration, ended[-1].value) == (100, record.psnr)
+    assert (ended[-1].iteration, ended[-1].psnr) == (100, record.psnr)
     assert [point.iteration for point in with_result(replace(record, iterations=300))] == [0, 10, 30, 60]
     assert with_result(replace(record, curve=())) == ()
 

@@ -97,14 +97,6 @@ class Grid:
             remarks.append("Pictures are compressed for this page; all metrics were measured on the exact ones.")
         return remarks
 
-    @property
-    def omitted(self) -> str:
-        """Which iterates the slider leaves out."""
-        words = [
-            f"{len(row.frames)} of {row.saved} for {row.label}" for row in self.rows if row.saved > len(row.frames)
-        ]
-        return f"Saved iterates that the slider shows: {', '.join(words)}." if words else ""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibit:
@@ -113,10 +105,6 @@ class Exhibit:
     row: Row
     grid: Grid
     index: int
-
-    @property
-    def caption(self) -> str:
-        return f"The closest picture: {self.row.label}, seed {self.grid.seed}. {self.row.tips[self.index]}"
 
 
 def exhibit(grids: Sequence[Grid]) -> Exhibit | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+from undelta.trials.config import to_toml
 
 PARTS = Path(__file__).parent / "page"
 LATEX = {
@@ -32,20 +35,22 @@ def tex(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in " ".join(text.split()))
 
 
-def fill(name: str, **values: Any) -> str:
-    """A template with its values."""
-    environment = Environment(
-        loader=FileSystemLoader(PARTS),
-        autoescape=select_autoescape(["html", "svg"]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"markdown": escape, "tex": tex, "class_name": _class_name}
-    return environment.get_template(name).render(values)
-
-
-def _class_name(text: str) -> str:
+def class_name(text: str) -> str:
     """A word from a record as part of a class."""
     return re.sub(r"[^a-z]+", "-", text.lower())[:40]
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(PARTS),
+    autoescape=select_autoescape(["html", "svg"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters |= {"markdown": escape, "tex": tex, "class_name": class_name, "quote": shlex.quote, "toml": to_toml}
+
+
+def fill(name: str, **values: Any) -> str:
+    """A template with its values."""
+    return _TEMPLATES.get_template(name).render(values)
