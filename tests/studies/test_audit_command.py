@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from undelta.cli import main
+from undelta.cli.console import overview
 from undelta.errors import ConfigError
 from undelta.studies import demo as jobs
 from undelta.studies.audit import run_plan
-from undelta.studies.overview import overview
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases, scan
 from undelta.trials.plan import load_plan

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,14 +12,23 @@ from undelta.errors import ConfigError
 from undelta.evaluation.lpips import load_lpips
 from undelta.evaluation.metrics import WINDOW
 from undelta.files import write_bytes
-from undelta.studies.overview import overview
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases
 from undelta.trials.plan import Plan
 from undelta.trials.pool import Workers
 from undelta.trials.record import FAILED, Record
+from undelta.trials.tasks import Progress
+from undelta.trials.trial import Trial
 from undelta.trials.verdict import Gate, Verdict, judge, offenses
 from undelta.trials.worker import Trials
+
+Overview = Callable[[Mapping[str, Trial]], AbstractContextManager[Callable[[Progress], None]]]
+"""What shows how far the trials of an audit are while it runs, such as `undelta.cli.console.overview`."""
+
+
+def unseen(_: Mapping[str, Trial]) -> AbstractContextManager[Callable[[Progress], None]]:
+    """An overview where nobody watches."""
+    return nullcontext(lambda _: None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +50,7 @@ def run_plan(
     retry_failed: bool = False,
     gates: Sequence[Gate] = (),
     say: Callable[[str], None] = lambda _: None,
+    overview: Overview = unseen,
 ) -> Audited:
     """Run all trials of a plan that have no result yet, and judge all that have.
 

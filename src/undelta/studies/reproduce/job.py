@@ -14,7 +14,7 @@ from undelta.files import write_bytes
 from undelta.report.read import read_audit
 from undelta.report.templates import escape
 from undelta.schema import parse
-from undelta.studies.audit import run_plan
+from undelta.studies.audit import Overview, run_plan, unseen
 from undelta.studies.reproduce.findings import Finding
 from undelta.studies.reproduce.render import Setting, write_reproduction
 from undelta.studies.reproduce.reproductions import REPRODUCTIONS, Reproduction, Weights, cells_of, find_reproductions
@@ -61,6 +61,7 @@ def reproduce_job(
     retry_failed: bool = False,
     render_only: bool = False,
     say: Callable[[str], None] = lambda _: None,
+    overview: Overview = unseen,
 ) -> Reproduced:
     """Run one reproduction, or all, and write its tables and figures; the same call resumes after a kill.
 
@@ -75,6 +76,7 @@ def reproduce_job(
         retry_failed: Whether to run failed trials again.
         render_only: Write tables and figures from what is there, and run nothing.
         say: Is told what the user should know.
+        overview: Shows how far the trials are.
     """
     workers = workers or Workers()
     wanted = find_reproductions(name)
@@ -98,6 +100,7 @@ def reproduce_job(
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,
             say=say,
+            overview=overview,
         ).failed
     return Reproduced(findings=_render(wanted, asked, out), failed=failed)
 

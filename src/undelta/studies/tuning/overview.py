@@ -1,4 +1,4 @@
-"""A tuning in the terminal: one live line while it runs, silent where nobody watches, and what was found at the end."""
+"""A tuning in the terminal: one live line while it runs, silent where nobody watches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Self
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from undelta.attacker.attack import Watch
 from undelta.attacker.reconstruction import Moment
-from undelta.studies.tuning.outcome import Tuned, measured
 from undelta.studies.tuning.plan import Plan
 
 
@@ -58,20 +56,3 @@ class Line:
             self.bars.update(self.task, description=f"{self.best}  {now}".strip())
 
         return watch
-
-
-def print_tuned(tuned: Tuned) -> None:
-    """What was found, as a table."""
-    words = [f"Best of {len(tuned.trials)} trials"]
-    ends = [f"{tuned.count(state)} {state}" for state in ("pruned", "diverged") if tuned.count(state)]
-    if ends:
-        words.append(f"({', '.join(ends)})")
-    console = Console(highlight=False)
-    console.print(f"{' '.join(words)}: {measured(tuned)}, in trial {tuned.best.number}.", soft_wrap=True)
-    table = Table()
-    for title in ("parameter", "best", "importance"):
-        table.add_column(title, justify="left" if title == "parameter" else "right", no_wrap=True)
-    for name, value in tuned.best.parameters.items():
-        share = tuned.importance.get(name)
-        table.add_row(name, f"{value:.5g}", "n/a" if share is None else f"{share:.0%}")
-    console.print(table)
