@@ -10,7 +10,7 @@ import typer
 
 from undelta.cli import options
 from undelta.cli.app import OFFENDED, app, exit_if_failed, parse_seeds, resumable
-from undelta.cli.console import overview, print_tradeoff, print_verdicts
+from undelta.cli.console import Terminal, print_tradeoff, print_verdicts
 
 
 @app.command()
@@ -49,7 +49,7 @@ def audit(
             retry_failed=retry_failed,
             gates=parse_gates(parse_settings(fail_above or []), parse_settings(fail_below or [])),
             say=partial(typer.echo, err=True),
-            overview=overview,
+            screen=Terminal(),
         )
     print_verdicts(done.verdicts)
     typer.echo(f"Records: {out / 'trials'}\nVerdict: {out / 'verdict.json'}\nView with: undelta report {out}")
@@ -93,7 +93,7 @@ def defend(
             workers=Workers(backend=backend, count=workers, threads=threads),
             retry_failed=retry_failed,
             say=partial(typer.echo, err=True),
-            overview=overview,
+            screen=Terminal(),
         )
     print_tradeoff(done.tradeoff)
     typer.echo(f"Numbers: {out / 'defend.json'}\nView with: undelta report {out}")
@@ -144,7 +144,7 @@ def reproduce(
             retry_failed=retry_failed,
             render_only=render_only,
             say=partial(typer.echo, err=True),
-            overview=overview,
+            screen=Terminal(),
         )
     for one, findings in done.findings.items():
         typer.echo(f"{one}: {out / one}.md")

@@ -34,18 +34,19 @@ MISSING = "n/a"
 # While something runs
 
 
+def _bars(title: progress.ProgressColumn, *after: progress.ProgressColumn) -> progress.Progress:
+    console = Console(stderr=True)
+    counts = (progress.BarColumn(), progress.MofNCompleteColumn())
+    return progress.Progress(title, *counts, *after, console=console, disable=not console.is_terminal)
+
+
 @contextmanager
 def watching() -> Iterator[Callable[[str], Watch]]:
     """Something that begins a live line for an attack: iterations, speed, mismatch, time left."""
-    console = Console(stderr=True)
-    bars = progress.Progress(
+    bars = _bars(
         progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
         progress.TextColumn("{task.fields[speed]:.1f} it/s  mismatch {task.fields[mismatch]:.4f}  left"),
         progress.TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
     )
 
     def start(name: str) -> Watch:
@@ -64,16 +65,44 @@ def watching() -> Iterator[Callable[[str], Watch]]:
         yield start
 
 
-@contextmanager
-def overview(trials: Mapping[str, Trial]) -> Iterator[Callable[[Progress], None]]:
-    """Something to show an audit's progress with, for as long as the block lasts."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    began = time.monotonic()
-    with Live(console=console, transient=True, auto_refresh=False) as live:
-        yield lambda progress: live.update(_page(progress, trials, time.monotonic() - began), refresh=True)
+class Terminal:
+    """A screen for studies (`undelta.studies.screen`), on stderr."""
+
+    @contextmanager
+    def trials(self, trials: Mapping[str, Trial]) -> Iterator[Callable[[Progress], None]]:
+        """An overview of an audit."""
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield lambda _: None
+            return
+        began = time.monotonic()
+        with Live(console=console, transient=True, auto_refresh=False) as live:
+            yield lambda progress: live.update(_page(progress, trials, time.monotonic() - began), refresh=True)
+
+    @contextmanager
+    def tuning(self, total: int) -> Iterator[TuningLine]:
+        """Trials done, the best value so far, and how far the trial under way is."""
+        columns = (progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
+        with _bars(progress.TextColumn("trials"), *columns) as bars:
+            yield TuningLine(bars, bars.add_task("", total=total))
+
+
+class TuningLine:
+    """One live line for a whole tuning."""
+
+    def __init__(self, bars: progress.Progress, task: progress.TaskID) -> None:
+        self.bars, self.task, self.best = bars, task, ""
+
+    def update(self, done: int, best: float | None) -> None:
+        self.best = "" if best is None else f"best {best:.5g}"
+        self.bars.update(self.task, completed=done, description=self.best)
+
+    def watch(self, slot: int) -> Watch:
+        def watch(moment: Moment, total: int) -> None:
+            now = f"trial {slot}: {moment.iteration + 1}/{total}, mismatch {moment.mismatch:.4f}"
+            self.bars.update(self.task, description=f"{self.best}  {now}".strip())
+
+        return watch
 
 
 def _page(progress: Progress, trials: Mapping[str, Trial], seconds: float) -> Table:

@@ -9,7 +9,7 @@ import typer
 
 from undelta.cli import options
 from undelta.cli.app import app, exit_if_interrupted, resumable
-from undelta.cli.console import print_table, print_tuned, watching
+from undelta.cli.console import Terminal, print_table, print_tuned, watching
 
 
 @app.command()
@@ -75,6 +75,7 @@ def tune(
             device=device,
             memory=int(memory * 2**30),
             checkpoint_seconds=checkpoint_seconds,
+            screen=Terminal(),
         )
     print_tuned(tuned)
     observed, found = out / "observation.safetensors", out / "weights.toml"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,23 +11,14 @@ from undelta.errors import ConfigError
 from undelta.evaluation.lpips import load_lpips
 from undelta.evaluation.metrics import WINDOW
 from undelta.files import write_bytes
+from undelta.studies.screen import SILENT, Screen
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases
 from undelta.trials.plan import Plan
 from undelta.trials.pool import Workers
 from undelta.trials.record import FAILED, Record
-from undelta.trials.tasks import Progress
-from undelta.trials.trial import Trial
 from undelta.trials.verdict import Gate, Verdict, judge, offenses
 from undelta.trials.worker import Trials
-
-Overview = Callable[[Mapping[str, Trial]], AbstractContextManager[Callable[[Progress], None]]]
-"""What shows how far the trials of an audit are while it runs, such as `undelta.cli.console.overview`."""
-
-
-def unseen(_: Mapping[str, Trial]) -> AbstractContextManager[Callable[[Progress], None]]:
-    """An overview where nobody watches."""
-    return nullcontext(lambda _: None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +40,7 @@ def run_plan(
     retry_failed: bool = False,
     gates: Sequence[Gate] = (),
     say: Callable[[str], None] = lambda _: None,
-    overview: Overview = unseen,
+    screen: Screen = SILENT,
 ) -> Audited:
     """Run all trials of a plan that have no result yet, and judge all that have.
 
@@ -69,7 +59,7 @@ def run_plan(
         store.forget_failed(plan.keys, leases)
     if store.unfinished(plan.keys):
         trials = Trials(directory=str(out.resolve()), keys=plan.keys, checkpoint_seconds=checkpoint_seconds)
-        with overview({trial.key: trial for trial in plan.trials}) as show:
+        with screen.trials({trial.key: trial for trial in plan.trials}) as show:
             workers.work_off(trials, out, show=show)
     return judge_job(plan, store, gates)
 
