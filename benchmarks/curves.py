@@ -12,14 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from undelta.evaluation.measures import METRICS
 from undelta.files import write_bytes
-from undelta.report.charts import Series, chart
+from undelta.report.charts import Mark, Series, chart
 from undelta.report.svg import svg
-from undelta.studies.reproduce.published import AWA, COMPARISON, Case
-from undelta.studies.reproduce.results import QUALITY
+from undelta.report.ticks import measured_axis
+from undelta.studies.reproduce.published import AWA, COMPARISON, PRINTED, Case
 
 SIZE = (760, 320)
 TICKS = ((0.02, "0.02"), (0.05, "0.05"), (0.1, "0.1"), (0.2, "0.2"), (0.5, "0.5"), (1.0, "1"))
@@ -35,7 +37,7 @@ def main() -> None:
     if options.what == "time":
         write_bytes(options.out, over_time(content["records"]).encode())
     else:
-        for metric in QUALITY:
+        for metric in PRINTED:
             write_bytes(options.out / f"{options.file.stem}-{metric}.svg", over_iterations(content[0], metric).encode())
 
 
@@ -50,31 +52,32 @@ def over_time(records: list[dict[str, Any]]) -> str:
     for style, name in enumerate(names):
         for record in (one for one in records if one["name"] == name):
             share = [(seconds / unit[record["seed"]], psnr) for seconds, psnr in record["curve"]]
-            points = [(x, psnr) for x, psnr in share if x >= TICKS[0][0]]
-            texts = [f"{name}, seed {record['seed']}: {psnr:.1f} dB after {x:.2f} of SME's time" for x, psnr in points]
-            series.append(Series(name=name, style=style, points=points, texts=texts, marks=False))
-    drawn = chart("PSNR over time", "time, SME's is 1", "PSNR in dB", series, x_values=TICKS, log_x=True, size=SIZE)
+            points = [
+                Mark(x, psnr, f"{name}, seed {record['seed']}: {psnr:.1f} dB after {x:.2f} of SME's time")
+                for x, psnr in share
+                if x >= TICKS[0][0]
+            ]
+            series.append(Series(name=name, style=style, points=points, marks=False))
+    axis = partial(measured_axis, TICKS, log=True)
+    drawn = chart("PSNR over time", "time, SME's is 1", "PSNR in dB", series, x_axis=axis, size=SIZE)
     assert drawn is not None
     return svg(drawn)
 
 
 def over_iterations(record: dict[str, Any], metric: str) -> str:
     """One trial's curve, and the paper's figure as a level."""
-    scenario, measure = record["scenario"], QUALITY[metric]
+    scenario, measure = record["scenario"], METRICS[metric]
     case = Case(scenario["num_samples"], scenario["epochs"], scenario["batches"])
-    points = [(float(moment["iteration"]), moment[metric]) for moment in record["curve"] if moment[metric] is not None]
+    points = [
+        Mark(moment["iteration"], moment[metric], f"iteration {moment['iteration']}: {measure.show(moment[metric])}")
+        for moment in record["curve"]
+        if moment[metric] is not None
+    ]
     level = getattr(COMPARISON[case][AWA], metric)
-    texts = [f"iteration {x:.0f}: {measure.show(y)}" for x, y in points]
-    printed = [(0.0, level), (float(record["iterations"]), level)]
+    printed = [Mark(x, level, f"paper: {measure.show(level)}") for x in (0, record["iterations"])]
     series = [
-        Series(name="here", style=0, points=points, texts=texts),
-        Series(
-            name="the paper after 10 000",
-            style=7,
-            points=printed,
-            texts=[f"paper: {measure.show(level)}"] * 2,
-            marks=False,
-        ),
+        Series(name="here", style=0, points=points),
+        Series(name="the paper after 10 000", style=7, points=printed, marks=False),
     ]
     y_title = f"{measure.title} in dB" if metric == "psnr" else measure.title
     drawn = chart(f"AWA at {case}: {measure.title}", "iteration", y_title, series, size=SIZE)

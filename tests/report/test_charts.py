@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undelta.report.charts import MOST_MARKS, MOST_POINTS, Chart, Series, chart
+from undelta.report.charts import MOST_MARKS, MOST_POINTS, Chart, Mark, Panel, Series, chart
 from undelta.report.curves import curves, with_result
 from undelta.report.pictures import spread_out
 from undelta.report.read import Audit
 from undelta.report.tables import attack_labels
-from undelta.report.ticks import linear_axis, log_axis
-from undelta.report.trends import Trend, trends, varying
+from undelta.report.ticks import linear_axis, log_axis, named_axis
+from undelta.report.trends import trends, varying
 from undelta.report.tuning import tuning
 from undelta.trials.record import Quality, Record
 from undelta.trials.tuning_file import Evaluation, TuningFile
@@ -62,7 +63,7 @@ def test_round_ticks() -> None:
 
 
 def test_larger_values_are_higher_up_and_later_ones_further_right() -> None:
-    series = Series(name="a", style=0, points=[(0, 1.0), (10, 3.0)], texts=["first", "last"])
+    series = Series(name="a", style=0, points=[Mark(0, 1.0, "first"), Mark(10, 3.0, "last")])
     drawn = chart("", "", "", [series])
     assert drawn is not None
     first, last = drawn.lines[0].marks
@@ -72,7 +73,7 @@ def test_larger_values_are_higher_up_and_later_ones_further_right() -> None:
 
 
 def test_values_without_a_logarithm_are_left_out_and_counted() -> None:
-    series = Series(name="a", style=0, points=[(0, 1.0), (1, 0.0), (2, 0.1)], texts=["x", "y", "z"])
+    series = Series(name="a", style=0, points=[Mark(0, 1.0, "x"), Mark(1, 0.0, "y"), Mark(2, 0.1, "z")])
     drawn = chart("", "", "", [series], log_y=True)
     assert drawn is not None
     assert [mark.text for mark in drawn.lines[0].marks] == ["x", "z"]
@@ -80,14 +81,14 @@ def test_values_without_a_logarithm_are_left_out_and_counted() -> None:
 
 
 def test_nothing_to_draw_is_no_chart() -> None:
-    assert chart("", "", "", [Series(name="a", style=0, points=[], texts=[])]) is None
-    assert chart("", "", "", [Series(name="a", style=0, points=[(0, -1.0)], texts=["x"])], log_y=True) is None
+    assert chart("", "", "", [Series(name="a", style=0, points=[])]) is None
+    assert chart("", "", "", [Series(name="a", style=0, points=[Mark(0, -1.0, "x")])], log_y=True) is None
 
 
 def test_long_lines_keep_their_ends() -> None:
     count = 1000
-    points = [(float(index), float(index)) for index in range(count)]
-    drawn = chart("", "", "", [Series(name="a", style=0, points=points, texts=list(map(str, range(count))))])
+    points = [Mark(index, index, str(index)) for index in range(count)]
+    drawn = chart("", "", "", [Series(name="a", style=0, points=points)])
     assert drawn is not None
     (line,) = drawn.lines
     assert line.path.count(",") == MOST_POINTS
@@ -107,8 +108,9 @@ def test_spread_out_places_rise_from_the_first_to_the_last(count: int, most: int
 
 
 def test_names_on_an_axis_are_cut_to_their_slot() -> None:
-    series = Series(name="a", style=0, points=[(0, 1.0), (1, 2.0)], texts=["", ""])
-    drawn = chart("", "", "", [series], categories=["none", "a defense with a very long name, longer than any slot"])
+    series = Series(name="a", style=0, points=[Mark(0, 1.0), Mark(1, 2.0)])
+    names = ["none", "a defense with a very long name, longer than any slot"]
+    drawn = chart("", "", "", [series], x_axis=partial(named_axis, names))
     assert drawn is not None
     texts = [text for _, text in drawn.x.ticks]
     assert texts[0] == "none"
@@ -123,7 +125,7 @@ def test_curves_show_each_measured_value_over_both_axes(read: Audit) -> None:
     trials = [record for record in read.records if record.group == ("epochs=1", "none")]
     labels = attack_labels(read.records)
     found = curves(trials, labels, {"awa": 0, "ig": 1, "analytic": 2})
-    assert [one.axis for one in found] == ["iterations", "seconds"]
+    assert [one.title for one in found] == ["iterations", "seconds"]
     for one in found:
         mismatch, psnr = one.charts
         assert mismatch.y.log
@@ -142,7 +144,7 @@ def points(*iterations: int) -> tuple[Quality, ...]:
 def test_the_result_ends_a_curve_but_not_that_of_one_restart_among_several(read: Audit) -> None:
     record = replace(read.records[0], curve=points(0, 10, 30, 60), iterations=100, seconds=99.0)
     ended = with_result(record)
-    assert (ended[-1].iteration, ended[-1].value) == (100, record.psnr)
+    assert (ended[-1].iteration, ended[-1].psnr) == (100, record.psnr)
     assert [point.iteration for point in with_result(replace(record, iterations=300))] == [0, 10, 30, 60]
     assert with_result(replace(record, curve=())) == ()
 
@@ -150,7 +152,7 @@ def test_the_result_ends_a_curve_but_not_that_of_one_restart_among_several(read:
 # Trends
 
 
-def shown(records: tuple[Record, ...]) -> dict[str, Trend]:
+def shown(records: tuple[Record, ...]) -> dict[str, Panel]:
     labels = attack_labels(records)
     found = trends(records, labels, {label: index for index, label in enumerate(dict.fromkeys(labels.values()))})
     return {trend.title: trend for trend in found}
@@ -269,7 +271,7 @@ def test_without_a_value_there_is_no_history_of_tuning(values: list[float | None
 
 
 def test_positions_are_finite_for_a_single_point() -> None:
-    drawn = chart("", "", "", [Series(name="a", style=0, points=[(3, 0.0)], texts=["x"])])
+    drawn = chart("", "", "", [Series(name="a", style=0, points=[Mark(3, 0.0, "x")])])
     assert drawn is not None
     mark = drawn.lines[0].marks[0]
     assert math.isfinite(mark.x)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from functools import partial
 
-from undelta.report.charts import Series, chart
+from undelta.report.charts import Mark, Series, chart
 from undelta.report.svg import svg
+from undelta.report.ticks import named_axis
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawn() -> str:
     series = [
-        Series(name="ours & theirs", style=0, points=[(0, 1), (1, 3)], texts=["one", "<two>"]),
-        Series(name="paper", style=7, points=[(0, 2)], texts=["three"]),
+        Series(name="ours & theirs", style=0, points=[Mark(0, 1, "one"), Mark(1, 3, "<two>")]),
+        Series(name="paper", style=7, points=[Mark(0, 2, "three")]),
     ]
-    found = chart("A <chart>", "x", "y", series, categories=["a", "b"])
+    found = chart("A <chart>", "x", "y", series, x_axis=partial(named_axis, ["a", "b"]))
     assert found is not None
     return svg(found)
 

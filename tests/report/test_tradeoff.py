@@ -12,7 +12,7 @@ import pytest
 
 from undelta.errors import DataError
 from undelta.report import write_report
-from undelta.report.charts import Series, chart
+from undelta.report.charts import Mark, Series, chart
 from undelta.report.tradeoff import rows, tradeoff_chart
 from undelta.trials.tradeoff import Point, Tradeoff, compare, read_tradeoff
 
@@ -113,7 +113,8 @@ def test_without_any_accuracy_there_is_a_table_and_no_chart(tmp_path: Path) -> N
 
 def test_labels_do_not_lie_on_each_other() -> None:
     places = [(1.0, 1.0)] * 6 + [(2.0, 2.0)]
-    series = Series(name="a", style=0, points=places, texts=["t"] * 7, labels=[str(n) for n in range(7)], line=False)
+    points = [Mark(x, y, "t", str(n)) for n, (x, y) in enumerate(places)]
+    series = Series(name="a", style=0, points=points, line=False)
     drawn = chart("t", "x", "y", [series])
     assert drawn is not None
     shown = [mark for mark in drawn.lines[0].marks if mark.label]

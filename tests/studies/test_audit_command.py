@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from undelta.cli import main
+from undelta.cli.console import Terminal
 from undelta.errors import ConfigError
 from undelta.files import to_json
 from undelta.studies import demo as jobs
 from undelta.studies.audit import run_plan
-from undelta.studies.overview import overview
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases, scan
 from undelta.trials.plan import load_plan
@@ -292,7 +292,7 @@ def drain(terminal: int) -> bytes:
 
 
 def test_nothing_is_shown_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:
-    with overview({}) as show:
+    with Terminal().trials({}) as show:
         show(Progress(total=1, done=1, not_applicable=0, failed=0, running={}))
     assert capfd.readouterr() == ("", "")
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from undelta.cli.console import print_tradeoff
 from undelta.client.defenses import DEFENSES, DpSgd
 from undelta.client.disclose import disclose
 from undelta.client.federation import federate, initial_model
@@ -24,7 +25,7 @@ from undelta.studies.utility import Federation, accuracy, measure, measure_all
 from undelta.trials.plan import load_plan
 from undelta.trials.pool import Workers
 from undelta.trials.record import versions
-from undelta.trials.tradeoff import Point, compare, print_tradeoff, read_tradeoff, sentences
+from undelta.trials.tradeoff import Point, compare, read_tradeoff, sentences
 from undelta.updates import difference, inner
 
 SCENARIO = Scenario(

@@ -1,4 +1,4 @@
-"""What all commands share: the application, words that several of them take, how they end."""
+"""What all commands share: the application, and how they end."""
 
 from __future__ import annotations
 
@@ -20,28 +20,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-Seed = Annotated[int, typer.Option(help="Random seed.")]
-Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="Random seeds, a run for each.")]
-Memory = Annotated[
-    float, typer.Option(min=0.001, help="Gigabytes that may be kept to save time; less is slower, not worse.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack, such as tv=0.001; repeatable."),
-]
-
-WorkersOption = Annotated[int | None, typer.Option(min=1, help="Trials at a time; by default, one per core.")]
-Backend = Annotated[str, typer.Option(help="Where workers run: processes, ray or slurm.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads per trial; another number rounds differently.")]
-CheckpointSeconds = Annotated[
-    float, typer.Option(min=0, help="Time between checkpoints; the same command resumes after a crash.")
-]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
-CustomModel = Annotated[
-    str | None, typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it.")
-]
 
 
 def _print_version(asked: bool) -> None:

@@ -8,34 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from undelta.cli.app import (
-    CheckpointSeconds,
-    CustomModel,
-    Device,
-    Memory,
-    Seed,
-    Seeds,
-    Settings,
-    app,
-    exit_if_interrupted,
-    parse_seeds,
-)
-from undelta.cli.progress import print_containment, print_floors, print_table, watching
+from undelta.cli import options
+from undelta.cli.app import app, exit_if_interrupted, parse_seeds
+from undelta.cli.console import print_containment, print_floors, print_table, watching
 from undelta.cli.tuning import tune as tune_and_attack
-
-Initial = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Weights to start from, instead of those the scenario names.")
-]
 
 
 @app.command()
-def demo(out: Annotated[Path, typer.Option(help="Where results go.")] = Path("undelta-demo"), seed: Seed = 0) -> None:
+def demo(
+    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("undelta-demo"), seed: options.Seed = 0
+) -> None:
     """Reconstruct eight photographs from one simulated update, with the paper's attack and with our strongest."""
     from undelta.report import write_report
     from undelta.studies.demo import demo_job
 
-    with watching() as progress:
-        records = demo_job(out, seed=seed, watch=progress.start)
+    with watching() as start:
+        records = demo_job(out, seed=seed, watch=start)
     print_table(records)
     page = write_report(out)
     typer.echo(f"Pictures: {out / 'reconstruction.png'}\nRecords:  {out / 'trials'}\nReport:   {page}")
@@ -44,11 +32,11 @@ def demo(out: Annotated[Path, typer.Option(help="Where results go.")] = Path("un
 
 @app.command()
 def simulate(
-    scenario: Annotated[Path, typer.Argument(help="A TOML file; its keys are the fields of Scenario.")],
+    scenario: options.Scenario,
     observation: Annotated[Path, typer.Option(help="Where to write what the server sees.")],
     truth: Annotated[Path, typer.Option(help="Where to write the private images, for scoring.")],
-    seed: Seed = 0,
-    initial: Initial = None,
+    seed: options.Seed = 0,
+    initial: options.Initial = None,
 ) -> None:
     """Train one federated client and record its update."""
     from undelta.studies.single import simulate_job
@@ -63,23 +51,23 @@ def simulate(
 
 @app.command()
 def attack(
-    observation: Annotated[Path, typer.Argument(help="A recorded update.")],
+    observation: options.Observation,
     out: Annotated[Path, typer.Option(help="Where results go.")],
     attack: Annotated[
         str | None,
         typer.Option(help="Its name; `undelta list` shows all. By default, strongest, or what --weights is for."),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Attack iterations.")] = None,
-    seed: Seed = 0,
-    settings: Settings = None,
+    seed: options.Seed = 0,
+    settings: options.Settings = None,
     weights: Annotated[
         Path | None, typer.Option(help="Layer weights, as `undelta tune` wrote them; --set wins over them.")
     ] = None,
-    model: CustomModel = None,
+    model: options.CustomModel = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Run it again if it is finished in --out.")] = False,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
-    device: Device = "auto",
-    memory: Memory = 1.0,
+    checkpoint_seconds: options.CheckpointSeconds = 30.0,
+    device: options.Device = "auto",
+    memory: options.Memory = 1.0,
 ) -> None:
     """Reconstruct images from a recorded update. Never reads the truth.
 
@@ -114,7 +102,7 @@ def attack(
     arguments: dict[str, Any] = {**tuned, **parse_settings(settings or [])}
     if steps is not None:
         arguments["steps"] = steps
-    with watching() as progress:
+    with watching() as start:
         record = attack_job(
             observation,
             attack=attack,
@@ -126,7 +114,7 @@ def attack(
             checkpoint_seconds=checkpoint_seconds,
             device=device,
             memory=int(memory * 2**30),
-            watch=progress.start(attack) if first else None,
+            watch=start(attack) if first else None,
         )
     if not first:
         return
@@ -201,7 +189,7 @@ def score(
     observation: Annotated[
         Path | None, typer.Option(help="The recorded update, if it is no longer where it was attacked.")
     ] = None,
-    model: CustomModel = None,
+    model: options.CustomModel = None,
 ) -> None:
     """Compare a reconstruction with the truth, and its loss with that of the truth."""
     from undelta.studies.single import score_job
@@ -212,12 +200,12 @@ def score(
 
 @app.command()
 def contains(
-    observation: Annotated[Path, typer.Argument(help="A recorded update.")],
+    observation: options.Observation,
     images: Annotated[Path, typer.Option(help="A picture, or a folder of pictures, to look for.")],
     reference: Annotated[
         str, typer.Option(metavar="DATA", help="Images that took no part, to compare with: a source or a folder.")
     ] = "patches",
-    model: CustomModel = None,
+    model: options.CustomModel = None,
     out: Annotated[Path | None, typer.Option(help="A JSON file for the results.")] = None,
 ) -> None:
     """Test whether given pictures took part in an update. Needs no labels, learning rate or epochs."""
@@ -228,9 +216,9 @@ def contains(
 
 @app.command()
 def floor(
-    scenario: Annotated[Path, typer.Argument(help="A TOML file; its keys are the fields of Scenario.")],
-    seeds: Seeds = "0",
-    initial: Initial = None,
+    scenario: options.Scenario,
+    seeds: options.Seeds = "0",
+    initial: options.Initial = None,
 ) -> None:
     """How well each replay explains the update when it is given the private images themselves.
 

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from undelta.cli.app import (
-    OFFENDED,
-    Backend,
-    CheckpointSeconds,
-    RetryFailed,
-    Seeds,
-    Threads,
-    WorkersOption,
-    app,
-    exit_if_failed,
-    parse_seeds,
-    resumable,
-)
+from undelta.cli import options
+from undelta.cli.app import OFFENDED, app, exit_if_failed, parse_seeds, resumable
+from undelta.cli.console import Terminal, print_tradeoff, print_verdicts
 
 
 @app.command()
 def audit(
     configuration: Annotated[Path, typer.Argument(help="A TOML file of scenarios, attacks, defenses and seeds.")],
-    out: Annotated[Path, typer.Option(help="Where results go; the same command resumes there.")],
-    workers: WorkersOption = None,
-    backend: Backend = "processes",
-    threads: Threads = 1,
+    out: options.Out,
+    workers: options.Workers = None,
+    backend: options.Backend = "processes",
+    threads: options.Threads = 1,
     fail_above: Annotated[
         list[str] | None,
         typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if ssim, psnr or fraction_recovered is above."),
@@ -36,8 +27,8 @@ def audit(
     fail_below: Annotated[
         list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if lpips or mse is below.")
     ] = None,
-    retry_failed: RetryFailed = False,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    retry_failed: options.RetryFailed = False,
+    checkpoint_seconds: options.CheckpointSeconds = 30.0,
 ) -> None:
     """Run scenarios x attacks x defenses x seeds, and say what leaks.
 
@@ -45,7 +36,6 @@ def audit(
     """
     with resumable():
         from undelta.studies.audit import run_plan
-        from undelta.studies.overview import print_verdicts
         from undelta.trials.config import parse_settings
         from undelta.trials.plan import load_plan
         from undelta.trials.pool import Workers
@@ -58,7 +48,8 @@ def audit(
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,
             gates=parse_gates(parse_settings(fail_above or []), parse_settings(fail_below or [])),
-            say=lambda line: typer.echo(line, err=True),
+            say=partial(typer.echo, err=True),
+            screen=Terminal(),
         )
     print_verdicts(done.verdicts)
     typer.echo(f"Records: {out / 'trials'}\nVerdict: {out / 'verdict.json'}\nView with: undelta report {out}")
@@ -74,16 +65,16 @@ def defend(
     scenario: Annotated[
         Path, typer.Argument(help="A scenario as TOML, or a [scenario] with [[attacks]], [[defenses]].")
     ],
-    out: Annotated[Path, typer.Option(help="Where results go; the same command resumes there.")],
+    out: options.Out,
     attack: Annotated[list[str] | None, typer.Option(help="An attack; repeatable. By default, strongest.")] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds of the federation whose accuracy is measured; by default, 20.")
     ] = None,
-    seeds: Seeds = None,
-    workers: WorkersOption = None,
-    backend: Backend = "processes",
-    threads: Threads = 1,
-    retry_failed: RetryFailed = False,
+    seeds: options.Seeds = None,
+    workers: options.Workers = None,
+    backend: options.Backend = "processes",
+    threads: options.Threads = 1,
+    retry_failed: options.RetryFailed = False,
 ) -> None:
     """Weigh defenses: what each leaks, and what it costs in accuracy.
 
@@ -92,7 +83,6 @@ def defend(
     with resumable():
         from undelta.studies.defend import defend_job
         from undelta.trials.pool import Workers
-        from undelta.trials.tradeoff import print_tradeoff
 
         done = defend_job(
             scenario,
@@ -102,7 +92,8 @@ def defend(
             seeds=parse_seeds(seeds) or (),
             workers=Workers(backend=backend, count=workers, threads=threads),
             retry_failed=retry_failed,
-            say=lambda line: typer.echo(line, err=True),
+            say=partial(typer.echo, err=True),
+            screen=Terminal(),
         )
     print_tradeoff(done.tradeoff)
     typer.echo(f"Numbers: {out / 'defend.json'}\nView with: undelta report {out}")
@@ -117,12 +108,12 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Where results go; the same command resumes there.")] = None,
     scale: Annotated[str | None, typer.Option(help="smoke, cpu or paper; by default, what --out has.")] = None,
     data: Annotated[str | None, typer.Option(help="A source of images; the paper scale needs ImageNet's.")] = None,
-    seeds: Seeds = None,
-    workers: WorkersOption = None,
-    backend: Backend = "processes",
-    threads: Threads = 1,
-    retry_failed: RetryFailed = False,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    seeds: options.Seeds = None,
+    workers: options.Workers = None,
+    backend: options.Backend = "processes",
+    threads: options.Threads = 1,
+    retry_failed: options.RetryFailed = False,
+    checkpoint_seconds: options.CheckpointSeconds = 30.0,
     render_only: Annotated[bool, typer.Option("--render-only", help="Tables and figures of what is there.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="Name them, with what they show and cost.")] = False,
 ) -> None:
@@ -152,7 +143,8 @@ def reproduce(
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,
             render_only=render_only,
-            say=lambda line: typer.echo(line, err=True),
+            say=partial(typer.echo, err=True),
+            screen=Terminal(),
         )
     for one, findings in done.findings.items():
         typer.echo(f"{one}: {out / one}.md")

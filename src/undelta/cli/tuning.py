@@ -7,25 +7,15 @@ from typing import Annotated
 
 import typer
 
-from undelta.cli.app import (
-    Backend,
-    CheckpointSeconds,
-    CustomModel,
-    Device,
-    Memory,
-    Seed,
-    Settings,
-    app,
-    exit_if_interrupted,
-    resumable,
-)
-from undelta.cli.progress import print_table, watching
+from undelta.cli import options
+from undelta.cli.app import app, exit_if_interrupted, resumable
+from undelta.cli.console import Terminal, print_table, print_tuned, watching
 
 
 @app.command()
 def tune(
     source: Annotated[Path, typer.Argument(help="A scenario (.toml) to simulate, or a recorded update.")],
-    out: Annotated[Path, typer.Option(help="Where results go; the same command resumes there.")],
+    out: options.Out,
     trials: Annotated[int, typer.Option(min=1, help="Points to evaluate, the random ones included.")] = 50,
     random: Annotated[int, typer.Option(min=1, help="How many of them are random, at the beginning.")] = 12,
     steps: Annotated[int, typer.Option(min=1, help="Attack iterations of each trial.")] = 1000,
@@ -45,23 +35,22 @@ def tune(
     shadow_draws: Annotated[int, typer.Option(min=1, help="Shadow clients to average over.")] = 2,
     prune: Annotated[bool, typer.Option(help="End trials early that are worse than the median.")] = True,
     attack: Annotated[str, typer.Option(help="An attack that has layer weights.")] = "awa",
-    settings: Settings = None,
-    seed: Seed = 0,
-    model: CustomModel = None,
+    settings: options.Settings = None,
+    seed: options.Seed = 0,
+    model: options.CustomModel = None,
     storage: Annotated[
         str | None, typer.Option(metavar="URL", help="A database such as postgresql://...; else a file in --out.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
-    backend: Backend = "processes",
+    backend: options.Backend = "processes",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads per trial.")] = None,
-    device: Device = "auto",
-    memory: Memory = 1.0,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    device: options.Device = "auto",
+    memory: options.Memory = 1.0,
+    checkpoint_seconds: options.CheckpointSeconds = 30.0,
 ) -> None:
     """Tune an attack's layer weights by Bayesian optimization. Never looks at the private images."""
     with resumable():
         from undelta.studies.tuning.jobs import final_job, tune_job
-        from undelta.studies.tuning.overview import print_tuned
         from undelta.studies.tuning.plan import check_objective
         from undelta.trials.config import parse_settings
         from undelta.trials.pool import Workers
@@ -86,13 +75,14 @@ def tune(
             device=device,
             memory=int(memory * 2**30),
             checkpoint_seconds=checkpoint_seconds,
+            screen=Terminal(),
         )
     print_tuned(tuned)
     observed, found = out / "observation.safetensors", out / "weights.toml"
     typer.echo(f"Weights: {found}\nTo use:  undelta attack {observed} --weights {found} --out RUN")
     if final_steps == 0:
         return
-    with watching() as progress:
+    with watching() as start:
         record = final_job(
             tuned,
             out=out,
@@ -100,7 +90,7 @@ def tune(
             device=device,
             memory=int(memory * 2**30),
             checkpoint_seconds=checkpoint_seconds,
-            watch=progress.start("final run"),
+            watch=start("final run"),
         )
     print_table([record])
     typer.echo(f"Pictures: {out / 'reconstruction.png'}\nView with: undelta report {out}")

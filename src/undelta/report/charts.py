@@ -1,16 +1,16 @@
-"""Charts as positions: lines with marks over two axes. The page's template draws them as SVG.
+"""Charts as positions: lines with marks over two axes. The templates draw them as SVG.
 
 Lines are told apart by color, dashes and the shape of their marks, so that color alone is never needed.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from undelta.report.pictures import spread_out
-from undelta.report.ticks import Axis, linear_axis, log_axis, short
+from undelta.report.ticks import LETTER, Axis, linear_axis, log_axis, short
 
 LARGE = (460, 270)
 SMALL = (330, 240)
@@ -19,8 +19,19 @@ STYLES = 8
 """Combinations of color, dashes and marks that the page's style sheet knows."""
 MOST_POINTS = 150  # of a line; more cannot be seen
 MOST_MARKS = 12
-LETTER = 7  # width of one, about
 LINE = 10  # height of a label
+
+
+class Mark(NamedTuple):
+    """A point that can be pointed at: of a series in its own units, of a line in pixels."""
+
+    x: float
+    y: float
+    text: str = ""
+    """What it says when pointed at."""
+    label: str = ""
+    """What is written beside it, if anything."""
+    label_at: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,26 +40,11 @@ class Series:
 
     name: str
     style: int
-    points: Sequence[tuple[float, float]]
-    texts: Sequence[str]
-    """What each point says when pointed at."""
+    points: Sequence[Mark]
     line: bool = True
     marks: bool = True
     stairs: bool = False
     """Whether values stay until the next one."""
-    labels: Sequence[str] = ()
-    """What is written beside each point, if anything."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mark:
-    """A point that can be pointed at."""
-
-    x: float
-    y: float
-    text: str
-    label: str = ""
-    label_at: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +68,9 @@ class Chart:
     y: Axis
     lines: tuple[Line, ...]
     size: tuple[int, int]
+    box: tuple[int, int, int, int]
+    """Left, right, top and bottom of the plot."""
     note: str = ""
-
-    @property
-    def box(self) -> tuple[int, int, int, int]:
-        """Left, right, top and bottom of the plot."""
-        return _box(self.size)
 
     @property
     def legend(self) -> list[tuple[int, str]]:
@@ -88,103 +81,57 @@ class Chart:
         return list(names.items())
 
 
+class Panel(NamedTuple):
+    """Charts that are shown side by side, over the same horizontal axis."""
+
+    title: str
+    charts: tuple[Chart, ...]
+
+
 def chart(
     title: str,
     x_title: str,
     y_title: str,
     series: Sequence[Series],
     *,
+    x_axis: Callable[[float, float], Axis] | None = None,
     log_y: bool = False,
-    x_values: Sequence[tuple[float, str]] = (),
-    log_x: bool = False,
-    categories: Sequence[str] = (),
     y_range: tuple[float, ...] = (),
     size: tuple[int, int] = LARGE,
 ) -> Chart | None:
     """Lay the series out; None if there is nothing to draw.
 
-    Args:
-        title: What it shows.
-        x_title: Below the axis.
-        y_title: Beside the axis.
-        series: What to draw. On a logarithmic axis values that are not positive are left out, and a note says so.
-        log_y: Whether the vertical axis is logarithmic.
-        x_values: Ticks at these places rather than at round numbers.
-        log_x: Whether the horizontal axis is logarithmic.
-        categories: Names for the places 0, 1, 2, ... of an axis that has no numbers.
-        y_range: Values that the vertical axis shows in any case.
-        size: Width and height in pixels, to be scaled by the page.
+    The horizontal axis has round ticks, unless ``x_axis`` makes another one between two positions. The vertical one
+    shows ``y_range`` in any case; values without a place on a logarithmic one are left out, and a note says so.
     """
-    kept = [_positive(one) for one in series] if log_y else list(series)
+    kept = [replace(one, points=[point for point in one.points if point.y > 0 or not log_y]) for one in series]
     lost = sum(len(one.points) for one in series) - sum(len(one.points) for one in kept)
     kept = [one for one in kept if one.points]
     if not kept:
         return None
-    xs = [x for one in kept for x, _ in one.points]
-    ys = [*(y for one in kept for _, y in one.points), *y_range]
-    left, right, top, bottom = _box(size)
-    if categories:
-        x_axis = _slots(categories, left, right)
-    else:
-        x_axis = _given(x_values, left, right, log=log_x) if x_values else linear_axis(xs, left, right)
-    y_axis = log_axis(ys, bottom, top) if log_y else linear_axis(ys, bottom, top)
-    note = f"{lost} values that are not positive have no place on this logarithmic axis." if lost else ""
-    lines = _labeled([_line(one, x_axis, y_axis) for one in kept])
-    return Chart(title=title, x_title=x_title, y_title=y_title, x=x_axis, y=y_axis, lines=lines, note=note, size=size)
-
-
-def _box(size: tuple[int, int]) -> tuple[int, int, int, int]:
-    return LEFT, size[0] - RIGHT, TOP, size[1] - BOTTOM
-
-
-def _positive(series: Series) -> Series:
-    kept = [index for index, (_, y) in enumerate(series.points) if y > 0]
-    return Series(
-        name=series.name,
-        style=series.style,
-        points=[series.points[index] for index in kept],
-        texts=[series.texts[index] for index in kept],
-        line=series.line,
-        marks=series.marks,
-        stairs=series.stairs,
+    points = [point for one in kept for point in one.points]
+    left, right, top, bottom = box = LEFT, size[0] - RIGHT, TOP, size[1] - BOTTOM
+    x = x_axis(left, right) if x_axis else linear_axis([point.x for point in points], left, right)
+    y = (log_axis if log_y else linear_axis)([*(point.y for point in points), *y_range], bottom, top)
+    return Chart(
+        title=title,
+        x_title=x_title,
+        y_title=y_title,
+        x=x,
+        y=y,
+        lines=_labeled([_line(one, x, y) for one in kept]),
+        size=size,
+        box=box,
+        note=f"{lost} values that are not positive have no place on this logarithmic axis." if lost else "",
     )
 
 
-def _given(values: Sequence[tuple[float, str]], left: float, right: float, *, log: bool) -> Axis:
-    """An axis with ticks at the values that were measured; half a step of air on both sides."""
-    places = [value for value, _ in values]
-    low, high = min(places), max(places)
-    if low == high:
-        low, high = (low / 2, high * 2) if log else (low - 1, high + 1)
-    air = (right - left) * 0.08
-    bare = Axis(low=low, high=high, start=left + air, end=right - air, log=log)
-    ticks: list[tuple[float, str]] = []
-    free = -math.inf
-    for value, text in values:
-        # Labels that would overlap are left out; the grid line stays.
-        half = LETTER * (len(text) + 1) / 2
-        fits = bare.position(value) - half >= free
-        ticks.append((value, text if fits else ""))
-        free = bare.position(value) + half if fits else free
-    return Axis(low=low, high=high, start=left + air, end=right - air, log=log, ticks=tuple(ticks))
-
-
-def _slots(names: Sequence[str], left: float, right: float) -> Axis:
-    """An axis of names, each with as much room as the others; what does not fit is cut, and marks say it in full."""
-    half = (right - left) / len(names) / 2
-    most = max(1, int(2 * half / LETTER) - 1)
-    texts = [name if len(name) <= most else name[: most - 1] + "…" for name in names]
-    last = max(1, len(names) - 1)  # a single name sits at the start of a range that is never empty
-    end = right - half if len(names) > 1 else right
-    return Axis(low=0, high=last, start=left + half, end=end, ticks=tuple(enumerate(texts)))
-
-
 def _line(series: Series, x: Axis, y: Axis) -> Line:
-    count = len(series.points)
-    places = [(x.position(a), y.position(b)) for a, b in series.points]
+    places = [point._replace(x=x.position(point.x), y=y.position(point.y)) for point in series.points]
+    count = len(places)
     path = ""
     if series.line and count > 1:
-        drawn = [places[index] for index in spread_out(count, MOST_POINTS)]
+        drawn = [places[index][:2] for index in spread_out(count, MOST_POINTS)]
         if series.stairs:
             drawn = [
                 corner
@@ -193,10 +140,7 @@ def _line(series: Series, x: Axis, y: Axis) -> Line:
             ]
         path = "M" + " ".join(f"{short(a)},{short(b)}" for a, b in drawn)
     shown = spread_out(count, MOST_MARKS if series.line else count) if series.marks else []
-    labels = series.labels or [""] * count
-    marks = tuple(
-        Mark(x=places[index][0], y=places[index][1], text=series.texts[index], label=labels[index]) for index in shown
-    )
+    marks = tuple(places[index] for index in shown)
     return Line(name=series.name, style=series.style % STYLES, path=path, marks=marks)
 
 
@@ -210,7 +154,7 @@ def _labeled(lines: Sequence[Line]) -> tuple[Line, ...]:
             at = (mark.x + across, mark.y + down)
             if mark.label and all(abs(at[0] - x) > 2 * LETTER or abs(at[1] - y) > LINE for x, y in taken):
                 taken.append(at)
-                return replace(mark, label_at=at)
-        return replace(mark, label="")
+                return mark._replace(label_at=at)
+        return mark._replace(label="")
 
     return tuple(replace(line, marks=tuple(map(place, line.marks))) for line in lines)

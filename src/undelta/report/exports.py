@@ -6,140 +6,112 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from undelta.report.read import Audit
 from undelta.report.tables import AVERAGED, MEASURES, Setting, flat, value_of
+from undelta.report.templates import escape, fill
 from undelta.report.words import LIMITS
-from undelta.trials.record import Record
+from undelta.trials.record import UNDEFENDED, Record
 from undelta.trials.verdict import Verdict
 
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "±": r"$\pm$",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-}
+NUMBERS = ("psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "floor", "iterations", "seconds")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a spreadsheet recognizes one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Titles and rows of text: columns of words, of numbers, which are aligned to the right, and of words again."""
+
+    words: Sequence[str]
+    numbers: Sequence[str]
+    remarks: Sequence[str] = ()
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def titles(self) -> list[str]:
+        return [*self.words, *self.numbers, *self.remarks]
+
+    def markdown(self) -> str:
+        """The lines of the table, without the last one's end."""
+        rule = ["---"] * len(self.words) + ["---:"] * len(self.numbers) + ["---"] * len(self.remarks)
+        lines = [list(map(escape, self.titles)), rule, *(list(map(escape, row)) for row in self.rows)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def latex(self, caption: str, note: str) -> str:
+        """A floating table; the note is a comment beside what the table needs."""
+        return fill("table.tex", table=self, caption=caption, note=note)
 
 
 def csv_table(records: Sequence[Record], labels: Mapping[str, str]) -> str:
     """One line per trial, in full precision; empty cells were not measured."""
-    scenarios = [flat(record.scenario) for record in records]
-    fields = list(dict.fromkeys(key for values in scenarios for key in values))
-    numbers = ["psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "floor", "iterations", "seconds"]
-    head = ["key", "scenario", "defense", "attack", "arguments", "seed", *numbers, "status", "error"]
+    rows: list[dict[str, Any]] = [
+        {
+            "key": record.key,
+            "scenario": record.name,
+            "defense": record.defense,
+            "attack": labels[record.key],
+            "arguments": json.dumps(record.arguments, sort_keys=True),
+            "seed": record.seed,
+            **{key: value_of(record, key) for key in NUMBERS},
+            "status": record.status,
+            "error": record.error,
+            **{f"scenario.{key}": value for key, value in flat(record.scenario).items()},
+            "date": record.date,
+        }
+        for record in records
+    ]
+    names = dict.fromkeys(name for row in rows for name in row if name != "date")
     content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow([*head, *(_cell(f"scenario.{field}") for field in fields), "date"])
-    for record, values in zip(records, scenarios, strict=True):
-        cells: list[Any] = [
-            record.key,
-            record.name,
-            record.defense,
-            labels[record.key],
-            _json(record.arguments),
-            record.seed,
-        ]
-        cells += [value_of(record, key) for key in numbers]
-        cells += [record.status, record.error, *(_plain(values.get(field)) for field in fields), record.date]
-        writer.writerow([_cell(cell) for cell in cells])
+    writer = csv.DictWriter(content, [*names, "date"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return content.getvalue()
 
 
 def _cell(value: Any) -> Any:
-    """A name that a spreadsheet would take for a formula is marked as text."""
+    """Lists and truths as JSON has them; a name that a spreadsheet would take for a formula is marked as text."""
+    if isinstance(value, list | bool):
+        return json.dumps(value, sort_keys=True)
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
-
-
-def _plain(value: Any) -> Any:
-    return _json(value) if isinstance(value, list | bool) else value
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
 
 
 def markdown(
     audit: Audit, verdicts: Sequence[Verdict], settings: Sequence[Setting], labels: Mapping[str, str], date: str
 ) -> str:
     """Verdicts and both tables."""
-    lines = [f"# {escape(audit.title)}", "", f"Report of {date}.", "", "## Verdict", ""]
-    for verdict in verdicts:
-        title = ", ".join(escape(word) for word in _naming(verdict.scenario, verdict.defense))
-        level = f" [{escape(verdict.level)}]" if verdict.level else ""
-        lines += [f"- **{title}**{level}: {escape(verdict.text)}"]
-    lines += ["", "## What this audit does not prove", "", *(f"- {limit}" for limit in LIMITS)]
-    titles = [measure.title for measure in MEASURES]
-    lines += ["", "## Trials", "", *table_rule(["Scenario", "Defense", "Attack", "Seed"], titles, ["Status"])]
-    for record in audit.records:
-        status = f"{record.status}: {record.error}" if record.error else record.status
-        cells = [record.name, record.defense, labels[record.key], str(record.seed)]
-        cells += [measure.show(value_of(record, measure.key)) for measure in MEASURES]
-        lines.append(table_row([*cells, status]))
-    lines += ["", "## Means over seeds, ± sample standard deviation", ""]
-    lines += table_rule(["Scenario", "Defense", "Attack", "Seeds"], [measure.title for measure in AVERAGED], [])
-    for setting in settings:
-        cells = [setting.name, setting.defense, setting.attack, _seeds(setting)]
-        lines.append(table_row([*cells, *(setting.means[measure.key].show(measure) for measure in AVERAGED)]))
-    return "\n".join(lines) + "\n"
-
-
-def _naming(name: str, defense: str) -> list[str]:
-    return [name] if defense == "none" else [name, f"defense {defense}"]
-
-
-def _seeds(setting: Setting) -> str:
-    seeds = ", ".join(map(str, setting.seeds)) or "none"
-    return (
-        seeds if len(setting.seeds) == setting.trials else f"{seeds} ({len(setting.seeds)} of {setting.trials} scored)"
+    trials = Table(
+        words=["Scenario", "Defense", "Attack", "Seed"],
+        numbers=[measure.title for measure in MEASURES],
+        remarks=["Status"],
+        rows=[
+            [
+                *(record.name, record.defense, labels[record.key], str(record.seed)),
+                *(measure.show(value_of(record, measure.key)) for measure in MEASURES),
+                f"{record.status}: {record.error}" if record.error else record.status,
+            ]
+            for record in audit.records
+        ],
     )
-
-
-def table_rule(left: Sequence[str], numbers: Sequence[str], right: Sequence[str]) -> list[str]:
-    """The head of a Markdown table and the line below it; numbers are aligned to the right."""
-    rule = ["---"] * len(left) + ["---:"] * len(numbers) + ["---"] * len(right)
-    return [table_row([*left, *numbers, *right]), f"| {' | '.join(rule)} |"]
-
-
-def table_row(cells: Sequence[str]) -> str:
-    """A line of a Markdown table."""
-    return f"| {' | '.join(escape(cell) for cell in cells)} |"
-
-
-def escape(text: str) -> str:
-    """Text that is to be read as text: no markup, no table cells, no HTML."""
-    line = " ".join(text.split())
-    for character in "\\`*_[]|#!~":
-        line = line.replace(character, f"\\{character}")
-    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    means = Table(
+        words=["Scenario", "Defense", "Attack", "Seeds"],
+        numbers=[measure.title for measure in AVERAGED],
+        rows=[[one.name, one.defense, one.attack, one.scored, *one.cells] for one in settings],
+    )
+    return fill("report.md", audit=audit, verdicts=verdicts, limits=LIMITS, trials=trials, means=means, date=date)
 
 
 def latex(audit: Audit, settings: Sequence[Setting]) -> str:
     """Means over seeds as a booktabs table."""
-    defended = any(setting.defense != "none" for setting in settings)
-    words = ["Scenario", *(["Defense"] if defended else []), "Attack", "Seeds"]
-    lines = [
-        "% Needs \\usepackage{booktabs}. Means over seeds, with the sample standard deviation where there are several.",
-        "\\begin{table}",
-        "  \\centering",
-        f"  \\caption{{{tex(audit.title)}}}",
-        f"  \\begin{{tabular}}{{{'l' * (len(words) - 1)}r{'r' * len(AVERAGED)}}}",
-        "    \\toprule",
-        f"    {' & '.join([*words, *(measure.title for measure in AVERAGED)])} \\\\",
-        "    \\midrule",
-    ]
-    for setting in settings:
-        cells = [setting.name, *([setting.defense] if defended else []), setting.attack, str(len(setting.seeds))]
-        cells += [setting.means[measure.key].show(measure) for measure in AVERAGED]
-        lines.append(f"    {' & '.join(tex(cell) for cell in cells)} \\\\")
-    return "\n".join([*lines, "    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""])
-
-
-def tex(text: str) -> str:
-    """Text with LaTeX's own characters escaped, on one line."""
-    return "".join(LATEX.get(character, character) for character in " ".join(text.split()))
+    defended = any(one.defense != UNDEFENDED for one in settings)
+    table = Table(
+        words=["Scenario", *(["Defense"] if defended else []), "Attack"],
+        numbers=["Seeds", *(measure.title for measure in AVERAGED)],
+        rows=[
+            [one.name, *([one.defense] if defended else []), one.attack, str(len(one.seeds)), *one.cells]
+            for one in settings
+        ],
+    )
+    note = "Means over seeds, with the sample standard deviation where there are several."
+    return table.latex(audit.title, note)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from undelta.evaluation.measures import METRICS
 from undelta.evaluation.score import ImageScore
-from undelta.report.pictures import read_pictures
+from undelta.report.pictures import Pictures, read_pictures
 from undelta.report.sheets import Sheet, Sheets, fingerprint
-from undelta.report.tables import MEASURES
+from undelta.report.tables import grouped
 from undelta.trials.record import Record
 
 ROOM = 1080  # pixels of a page for one row of tiles
@@ -42,6 +43,19 @@ class Row:
     def result(self) -> str:
         """What is said of the row then."""
         return f"{self.end}: {_metrics(self.record)}"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the slider and the dialog need."""
+        return {
+            "label": self.label,
+            "iterations": self.record.iterations,
+            "end": self.end,
+            "result": self.result,
+            "final": self.final.id,
+            "iterates": self.iterates.id if self.iterates else None,
+            "frames": self.frames,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +92,10 @@ class Grid:
         stills = [self.originals, *(row.final for row in self.rows)]
         remarks = []
         if any(sheet.tile != self.native for sheet in stills):
-            remarks.append(f"The pictures are {_times(self.native)} pixels; some are shown smaller.")
+            remarks.append("The pictures are {} x {} pixels; some are shown smaller.".format(*self.native))
         if not all(sheet.exact for sheet in stills):
             remarks.append("Pictures are compressed for this page; all metrics were measured on the exact ones.")
         return remarks
-
-    @property
-    def omitted(self) -> str:
-        """Which iterates the slider leaves out."""
-        words = [
-            f"{len(row.frames)} of {row.saved} for {row.label}" for row in self.rows if row.saved > len(row.frames)
-        ]
-        return f"Saved iterates that the slider shows: {', '.join(words)}." if words else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +106,11 @@ class Exhibit:
     grid: Grid
     index: int
 
-    @property
-    def caption(self) -> str:
-        """What it is."""
-        return f"The closest picture: {self.row.label}, seed {self.grid.seed}. {self.row.tips[self.index]}"
-
 
 def exhibit(grids: Sequence[Grid]) -> Exhibit | None:
     """The closest reconstruction among all that the grids show, by SSIM where there is one, else by PSNR."""
     found = [
-        (
-            (image.ssim if image.ssim is not None else -1.0, image.psnr),
-            Exhibit(row=row, grid=grid, index=index),
-        )
+        ((-1.0 if image.ssim is None else image.ssim, image.psnr), Exhibit(row=row, grid=grid, index=index))
         for grid in grids
         for row in grid.rows
         for index, image in enumerate(row.record.images[: grid.shown])
@@ -130,55 +128,44 @@ def make_grids(
     # would not fit into memory.
     truths = {record.key: fingerprint(read_pictures(files[record.key]).originals) for record in with_pictures}
     sheets = Sheets(trials=len(with_pictures), originals=len({*truths.values()}))
-    batches: dict[tuple[Any, ...], list[Record]] = {}
-    for record in with_pictures:
-        batches.setdefault((record.group, record.seed, truths[record.key]), []).append(record)
+    batches = grouped(with_pictures, lambda record: (record.group, record.seed, truths[record.key]))
     found: dict[tuple[str, str], list[Grid]] = {}
     for number, ((group, _, _), trials) in enumerate(batches.items()):
-        found.setdefault(group, []).append(_grid(f"grid{number}", trials, files, labels, sheets))
+        pictures = read_pictures(files[trials[0].key])
+        shown = len(pictures.originals)
+        height, width = pictures.originals.shape[-2:]
+        grid = Grid(
+            id=f"grid{number}",
+            seed=trials[0].seed,
+            originals=sheets.originals(pictures),
+            original_tips=tuple(f"Original {index + 1}{_class(index, trials[0])}" for index in range(shown)),
+            rows=tuple(
+                _row(f"grid{number}row{place}", record, labels[record.key], read_pictures(files[record.key]), sheets)
+                for place, record in enumerate(trials)
+            ),
+            shown=shown,
+            total=pictures.total,
+            size=_tile_size(width, height, shown),
+            native=(width, height),
+        )
+        found.setdefault(group, []).append(grid)
     return found, sheets
 
 
-def _grid(
-    id_: str, trials: Sequence[Record], files: Mapping[str, Path], labels: Mapping[str, str], sheets: Sheets
-) -> Grid:
-    rows = []
-    for number, record in enumerate(trials):
-        pictures = read_pictures(files[record.key])
-        if number == 0:
-            originals = sheets.originals(pictures)
-            shown, total = len(pictures.originals), pictures.total
-            height, width = pictures.originals.shape[-2:]
-        iterates = sheets.iterates(pictures)
-        psnrs = {point.iteration: point.psnr for point in record.curve}
-        steps = [pictures.iterations[frame] for frame in iterates.frames] if iterates else []
-        rows.append(
-            Row(
-                id=f"{id_}row{number}",
-                record=record,
-                label=labels[record.key],
-                final=sheets.reconstruction(pictures),
-                iterates=iterates,
-                frames=tuple((step, psnrs.get(step)) for step in steps),
-                saved=len(pictures.iterations),
-                tips=tuple(_tip(index, record) for index in range(shown)),
-            )
-        )
-    return Grid(
+def _row(id_: str, record: Record, label: str, pictures: Pictures, sheets: Sheets) -> Row:
+    iterates = sheets.iterates(pictures)
+    psnrs = {point.iteration: point.psnr for point in record.curve}
+    steps = [pictures.iterations[frame] for frame in iterates.frames] if iterates else []
+    return Row(
         id=id_,
-        seed=trials[0].seed,
-        originals=originals,
-        original_tips=tuple(f"Original {index + 1}{_class(index, trials[0])}" for index in range(shown)),
-        rows=tuple(rows),
-        shown=shown,
-        total=total,
-        size=_tile_size(width, height, shown),
-        native=(width, height),
+        record=record,
+        label=label,
+        final=sheets.reconstruction(pictures),
+        iterates=iterates,
+        frames=tuple((step, psnrs.get(step)) for step in steps),
+        saved=len(pictures.iterations),
+        tips=tuple(_tip(index, record) for index in range(len(pictures.originals))),
     )
-
-
-def _times(size: tuple[int, int]) -> str:
-    return f"{size[0]} x {size[1]}"
 
 
 def _class(index: int, record: Record) -> str:
@@ -193,9 +180,9 @@ def _tip(index: int, record: Record) -> str:
 
 def _metrics(of: Record | ImageScore | None) -> str:
     """The three that exist per image."""
-    shown = {measure.key: measure.show(getattr(of, measure.key, None)) for measure in MEASURES[:3]}
+    psnr, ssim, lpips = (METRICS[key].show(getattr(of, key, None)) for key in ("psnr", "ssim", "lpips"))
     unit = " dB" if of and of.psnr is not None else ""
-    return f"PSNR {shown['psnr']}{unit}, SSIM {shown['ssim']}, LPIPS {shown['lpips']}"
+    return f"PSNR {psnr}{unit}, SSIM {ssim}, LPIPS {lpips}"
 
 
 def _tile_size(width: int, height: int, count: int) -> tuple[int, int]:

@@ -38,7 +38,15 @@ def read_pictures(path: Path, *, most: int = MOST_IMAGES) -> Pictures:
     if missing:
         raise DataError(f"{path}: expected {', '.join(NAMES)}; {', '.join(missing)} is missing")
     originals, reconstruction, iterates, iterations = (tensors[name] for name in NAMES)
-    _check(path, originals, reconstruction, iterates, iterations)
+    if {originals.dtype, reconstruction.dtype, iterates.dtype} != {torch.uint8} or iterations.dtype != torch.int64:
+        raise DataError(f"{path}: expected pictures of uint8 and iterations of int64")
+    shape = tuple(originals.shape)
+    if len(shape) != 4 or 0 in shape or shape[1] not in (1, 3):
+        raise DataError(f"{path}: expected originals (N, C, H, W) of 1 or 3 channels, got {shape}")
+    for name, expected in (("reconstruction", shape), ("iterates", (len(iterations), *shape))):
+        found = tuple(tensors[name].shape)
+        if found != expected or iterations.dim() != 1:
+            raise DataError(f"{path}: expected {name} {expected}, got {found}")
     return Pictures(
         originals=originals[:most],
         reconstruction=reconstruction[:most],
@@ -46,19 +54,6 @@ def read_pictures(path: Path, *, most: int = MOST_IMAGES) -> Pictures:
         iterations=tuple(iterations.tolist()),
         total=len(originals),
     )
-
-
-def _check(path: Path, originals: Tensor, reconstruction: Tensor, iterates: Tensor, iterations: Tensor) -> None:
-    bytes_only = all(tensor.dtype == torch.uint8 for tensor in (originals, reconstruction, iterates))
-    if not bytes_only or iterations.dtype != torch.int64:
-        raise DataError(f"{path}: expected pictures of uint8 and iterations of int64")
-    shape = tuple(originals.shape)
-    if len(shape) != 4 or 0 in shape or shape[1] not in (1, 3):
-        raise DataError(f"{path}: expected originals (N, C, H, W) of 1 or 3 channels, got {shape}")
-    expected = {"reconstruction": shape, "iterates": (len(iterations), *shape)}
-    for name, tensor in (("reconstruction", reconstruction), ("iterates", iterates)):
-        if tuple(tensor.shape) != expected[name] or iterations.dim() != 1:
-            raise DataError(f"{path}: expected {name} {expected[name]}, got {tuple(tensor.shape)}")
 
 
 def spread_out(count: int, most: int) -> list[int]:

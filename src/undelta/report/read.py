@@ -42,16 +42,12 @@ def read_audit(directory: Path) -> Audit:
     """What a command with ``--out DIR`` left behind, finished or not."""
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory; expected what `undelta audit --out` wrote")
-    if (directory / RUN).is_file():
-        return _read_trials(directory)
-    if (directory / "trials").is_dir():
-        raise DataError(
-            f"{directory}: no {RUN} beside trials/; start the audit again, elsewhere if another version began it"
-        )
-    raise DataError(f"{directory}: expected a run directory of undelta, found no file {RUN}")
-
-
-def _read_trials(directory: Path) -> Audit:
+    if not (directory / RUN).is_file():
+        if (directory / "trials").is_dir():
+            raise DataError(
+                f"{directory}: no {RUN} beside trials/; start the audit again, elsewhere if another version began it"
+            )
+        raise DataError(f"{directory}: expected a run directory of undelta, found no file {RUN}")
     store, configuration, sheet = RunDirectory(directory), directory / CONFIGURATION, directory / "reconstruction.png"
     contents = store.contents()
     if not contents.keys:

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from PIL import Image
@@ -28,9 +28,8 @@ BLOCK = 16  # WebP's; a tile that ends within one would bleed into the next
 MOST_PIXELS = 16_000  # WebP takes 16 383 a side
 HOPELESS = 60  # pixels per byte that hardly any picture reaches
 
-# (longest side, quality), best first
-STILLS = ((None, None), (None, 90), (None, 75), (128, 80), (64, 75), (48, 65), (32, 60))
-# (frames, longest side, quality), best first
+# Ways to encode tiles, best first: at most so many rows, shrunk to a longest side, at a quality of WebP; None is exact.
+STILLS = ((1, None, None), (1, None, 90), (1, None, 75), (1, 128, 80), (1, 64, 75), (1, 48, 65), (1, 32, 60))
 ON_THE_WAY = (
     (MOST_FRAMES, 128, 80),
     (16, 128, 75),
@@ -57,7 +56,7 @@ class Sheet:
     """From one tile to the next."""
     exact: bool
     """Whether every pixel is as it was."""
-    frames: tuple[int, ...] = ()
+    frames: tuple[int, ...]
     """Which of the given moments its rows are."""
 
 
@@ -78,34 +77,29 @@ class Sheets:
 
     def originals(self, pictures: Pictures) -> Sheet:
         """The private images in one row."""
-        return self._still(pictures.originals, "originals")
+        return self._first_that_fits(pictures.originals.unsqueeze(0), STILLS, "originals")
 
     def reconstruction(self, pictures: Pictures) -> Sheet:
         """The attack's result in one row."""
-        return self._still(pictures.reconstruction, "reconstruction")
+        return self._first_that_fits(pictures.reconstruction.unsqueeze(0), STILLS, "reconstruction")
 
     def iterates(self, pictures: Pictures) -> Sheet | None:
         """The pictures on the way, one row each; None if there are none."""
-        if not len(pictures.iterates):
-            return None
-        rungs = []
-        for count, side, quality in ON_THE_WAY:
-            frames = spread_out(len(pictures.iterates), count)
-            rungs.append(_Rung(tiles=pictures.iterates[frames], side=side, quality=quality, frames=tuple(frames)))
-        return self._first_that_fits(rungs, "iterates")
+        return self._first_that_fits(pictures.iterates, ON_THE_WAY, "iterates") if len(pictures.iterates) else None
 
-    def _still(self, images: Tensor, kind: str) -> Sheet:
-        tiles = images.unsqueeze(0)
-        return self._first_that_fits([_Rung(tiles=tiles, side=side, quality=quality) for side, quality in STILLS], kind)
-
-    def _first_that_fits(self, rungs: Sequence[_Rung], kind: str) -> Sheet:
-        """The best rung within the room; the last one in any case."""
+    def _first_that_fits(self, tiles: Tensor, rungs: Sequence[tuple[int, int | None, int | None]], kind: str) -> Sheet:
+        """Tiles (R, n, C, H, W) by the best rung within the room; by the last one in any case."""
         room = self._room[kind]
         for rung in rungs:
+            count, side, quality = rung
+            frames = spread_out(len(tiles), count)
+            height, width = _size(tiles, side)
+            rows, columns = len(frames), tiles.shape[1]
+            pixels, longest = rows * columns * height * width, max(rows * (height + BLOCK), columns * (width + BLOCK))
             # Large pictures are slow to encode; what cannot fit is not tried.
-            if rung is not rungs[-1] and (rung.pixels > HOPELESS * room or rung.longest > MOST_PIXELS):
+            if rung is not rungs[-1] and (pixels > HOPELESS * room or longest > MOST_PIXELS):
                 continue
-            sheet = rung.encode()
+            sheet = _encode(tiles[frames], side, quality, tuple(frames))
             if len(sheet.uri) * 3 // 4 <= room:
                 break
         return self.all.setdefault(sheet.id, sheet)
@@ -116,42 +110,28 @@ def fingerprint(images: Tensor) -> str:
     return hashlib.sha256(f"{tuple(images.shape)}".encode() + images.contiguous().numpy().tobytes()).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rung:
-    """One way to encode tiles (R, n, C, H, W): shrunk to a longest side, at a quality of WebP; None is exact."""
-
-    tiles: Tensor
-    side: int | None
-    quality: int | None
-    frames: tuple[int, ...] = ()
-
-    @property
-    def pixels(self) -> float:
-        """Of the whole sheet."""
-        longest = max(self.tiles.shape[-2:])
-        factor = 1.0 if self.side is None else min(1.0, self.side / longest)
-        return self.tiles.numel() / self.tiles.shape[2] * factor**2
-
-    @property
-    def longest(self) -> float:
-        """Pixels of the sheet's longer side, at most."""
-        rows, columns, _, height, width = self.tiles.shape
-        factor = 1.0 if self.side is None else min(1.0, self.side / max(height, width))
-        return max(rows * (factor * height + BLOCK), columns * (factor * width + BLOCK))
-
-    def encode(self) -> Sheet:
-        """The sheet."""
-        shrunk = _shrink(self.tiles, self.side)
-        sheet = _sheet(shrunk, self.quality)
-        return replace(sheet, exact=sheet.exact and shrunk is self.tiles, frames=self.frames)
+def _size(tiles: Tensor, side: int | None) -> tuple[int, int]:
+    """Height and width of each, once its longest side is at most this."""
+    height, width = tiles.shape[-2:]
+    factor = 1.0 if side is None else min(1.0, side / max(height, width))
+    return max(1, round(height * factor)), max(1, round(width * factor))
 
 
-def _sheet(tiles: Tensor, quality: int | None) -> Sheet:
-    rows, columns, channels, height, width = tiles.shape
+def _shrink(tiles: Tensor, size: tuple[int, int]) -> Tensor:
+    images = tiles.flatten(0, 1).float()
+    small = F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
+    return small.round().clamp(0, 255).to(torch.uint8).view(*tiles.shape[:3], *size)
+
+
+def _encode(tiles: Tensor, side: int | None, quality: int | None, frames: tuple[int, ...]) -> Sheet:
+    size = height, width = _size(tiles, side)
+    whole = size == tiles.shape[-2:]
+    rows, columns, channels = tiles.shape[:3]
     block = 1 if quality is None else BLOCK
     pad_right, pad_below = -width % block, -height % block
+    images = (tiles if whole else _shrink(tiles, size)).flatten(0, 1).float()
     # Repeated borders, not black ones: an edge would ring into the picture.
-    padded = F.pad(tiles.flatten(0, 1).float(), (0, pad_right, 0, pad_below), mode="replicate").to(torch.uint8)
+    padded = F.pad(images, (0, pad_right, 0, pad_below), mode="replicate").to(torch.uint8)
     step = (width + pad_right, height + pad_below)
     grid = padded.view(rows, columns, channels, step[1], step[0]).permute(0, 3, 1, 4, 2)  # (R, H, n, W, C)
     pixels = grid.reshape(rows * step[1], columns * step[0], channels)
@@ -165,15 +145,6 @@ def _sheet(tiles: Tensor, quality: int | None) -> Sheet:
         height=picture.height,
         tile=(width, height),
         step=step,
-        exact=quality is None,
+        exact=quality is None and whole,
+        frames=frames,
     )
-
-
-def _shrink(tiles: Tensor, side: int | None) -> Tensor:
-    longest = max(tiles.shape[-2:])
-    if side is None or longest <= side:
-        return tiles
-    size = [max(1, round(length * side / longest)) for length in tiles.shape[-2:]]
-    images = tiles.flatten(0, 1).float()
-    small = F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
-    return small.round().clamp(0, 255).to(torch.uint8).view(*tiles.shape[:3], *size)

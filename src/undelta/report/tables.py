@@ -52,6 +52,17 @@ class Setting:
     trials: int
     means: Mapping[str, Mean]
 
+    @property
+    def scored(self) -> str:
+        """Which seeds have numbers, in words."""
+        seeds = ", ".join(map(str, self.seeds)) or "none"
+        return seeds if len(self.seeds) == self.trials else f"{seeds} ({len(self.seeds)} of {self.trials} scored)"
+
+    @property
+    def cells(self) -> list[str]:
+        """The means as tables show them."""
+        return [self.means[measure.key].show(measure) for measure in AVERAGED]
+
 
 def settings(records: Sequence[Record], labels: Mapping[str, str]) -> list[Setting]:
     """Means over seeds, of the trials that were scored."""
@@ -92,19 +103,14 @@ def grouped(records: Iterable[Record], key: Any) -> dict[Any, list[Record]]:
 
 def attack_labels(records: Sequence[Record]) -> dict[str, str]:
     """A name for each record's attack, by the record's key; settings are added where one attack has several."""
-    variants: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        known = variants.setdefault(record.attack, [])
-        if record.arguments not in known:
-            known.append(record.arguments)
     labels = {}
-    for record in records:
-        others = variants[record.attack]
-        keys = sorted({key for arguments in others for key in arguments})
-        differing = [key for key in keys if len({json.dumps(arguments.get(key)) for arguments in others}) > 1]
-        words = [f"{key}={_plain(record.arguments[key])}" for key in differing if key in record.arguments]
-        labels[record.key] = f"{record.attack} ({', '.join(words)})" if words else record.attack
-    return labels
+    for same in grouped(records, lambda record: record.attack).values():
+        keys = sorted({key for record in same for key in record.arguments})
+        differing = [key for key in keys if len({json.dumps(record.arguments.get(key)) for record in same}) > 1]
+        for record in same:
+            words = [f"{key}={_plain(record.arguments[key])}" for key in differing if key in record.arguments]
+            labels[record.key] = f"{record.attack} ({', '.join(words)})" if words else record.attack
+    return {record.key: labels[record.key] for record in records}
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

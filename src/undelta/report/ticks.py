@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+LETTER = 7  # width of one, about
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,39 @@ def log_axis(values: Sequence[float], start: float, end: float) -> Axis:
         if low <= math.log10(factor) + decade <= high
     )
     return Axis(low=10**low, high=10**high, start=start, end=end, log=True, ticks=ticks)
+
+
+def measured_axis(ticks: Sequence[tuple[float, str]], start: float, end: float, *, log: bool = False) -> Axis:
+    """Ticks at the values that were measured; half a step of air on both sides."""
+    low, high = min(ticks)[0], max(ticks)[0]
+    if low == high:
+        low, high = (low / 2, high * 2) if log else (low - 1, high + 1)
+    air = (end - start) * 0.08
+    axis = Axis(low=low, high=high, start=start + air, end=end - air, log=log)
+    shown: list[tuple[float, str]] = []
+    free = -math.inf
+    for value, text in ticks:
+        # Labels that would overlap are left out; the grid line stays.
+        half = LETTER * (len(text) + 1) / 2
+        fits = axis.position(value) - half >= free
+        shown.append((value, text if fits else ""))
+        free = axis.position(value) + half if fits else free
+    return replace(axis, ticks=tuple(shown))
+
+
+def named_axis(names: Sequence[str], start: float, end: float) -> Axis:
+    """Names at 0, 1, 2, ... with equal room; what does not fit is cut, and marks say it in full."""
+    half = (end - start) / len(names) / 2
+    most = max(1, int(2 * half / LETTER) - 1)
+    texts = [name if len(name) <= most else name[: most - 1] + "…" for name in names]
+    last = max(1, len(names) - 1)  # a single name sits at the start of a range that is never empty
+    return Axis(
+        low=0,
+        high=last,
+        start=start + half,
+        end=end - half if len(names) > 1 else end,
+        ticks=tuple(enumerate(texts)),
+    )
 
 
 def _round_step(step: float) -> float:

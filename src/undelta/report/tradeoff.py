@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from undelta.report.charts import Chart, Series, chart
+from undelta.evaluation.measures import Metric
+from undelta.report.charts import Chart, Mark, Series, chart
 from undelta.trials.tradeoff import Point, Tradeoff
 
 SIZE = (640, 360)
-MISSING = "n/a"
+COLUMNS = (
+    Metric(
+        key="accuracy",
+        title="Accuracy",
+        form=".1%",
+        hint="of the federation on images that no client has, mean over seeds",
+    ),
+    Metric(key="psnr", title="PSNR", form=".2f", hint="decibels, mean over the images of the worst trial"),
+    Metric(key="worst_psnr", title="Worst image", form=".2f", hint="the highest PSNR of any image in any trial"),
+    Metric(key="worst_ssim", title="SSIM", form=".3f", hint="the highest of any image in any trial"),
+    Metric(key="fraction_recovered", title="Recovered", form=".0%", hint="share of the images in the worst trial"),
+    Metric(key="epsilon", title="Epsilon", form=".3g", hint="up to the attacked round"),
+    Metric(key="epsilon_in_all", title="Epsilon in all", form=".3g", hint="after all rounds of the federation"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +36,11 @@ class Row:
 
     @property
     def cells(self) -> list[tuple[float | None, str]]:
-        """Its numbers, and how they are shown."""
-        point = self.point
-        promised = MISSING if point.delta is not None else ""
+        """Its numbers, and how they are shown; nothing was promised without differential privacy."""
+        values = [(column, getattr(self.point, column.key)) for column in COLUMNS]
+        hidden = ("epsilon", "epsilon_in_all") if self.point.delta is None else ()
         return [
-            (point.accuracy, _show(point.accuracy, ".1%")),
-            (point.psnr, _show(point.psnr, ".2f")),
-            (point.worst_psnr, _show(point.worst_psnr, ".2f")),
-            (point.worst_ssim, _show(point.worst_ssim, ".3f")),
-            (point.fraction_recovered, _show(point.fraction_recovered, ".0%")),
-            (point.epsilon, _show(point.epsilon, ".3g", promised)),
-            (point.epsilon_in_all, _show(point.epsilon_in_all, ".3g", promised)),
+            (value, "" if value is None and column.key in hidden else column.show(value)) for column, value in values
         ]
 
     @property
@@ -53,52 +60,25 @@ def rows(tradeoff: Tradeoff) -> list[Row]:
     ]
 
 
-COLUMNS = (
-    ("Accuracy", "of the federation on images that no client has, mean over seeds"),
-    ("PSNR", "decibels, mean over the images of the worst trial"),
-    ("Worst image", "the highest PSNR of any image in any trial"),
-    ("SSIM", "the highest of any image in any trial"),
-    ("Recovered", "share of the images in the worst trial"),
-    ("Epsilon", "up to the attacked round"),
-    ("Epsilon in all", "after all rounds of the federation"),
-)
-
-
 def tradeoff_chart(tradeoff: Tradeoff) -> Chart | None:
     """Accuracy against PSNR: better is to the right and below; None where no accuracy was measured."""
-    all_rows = rows(tradeoff)
-    front = sorted((row for row in all_rows if row.point.pareto), key=lambda row: row.point.accuracy or 0.0)
-    others = [row for row in all_rows if not row.point.pareto and not row.reference]
-    nothing = all_rows[-1:]
-    series = [
-        _series("on the Pareto front", 0, front, line=True),
-        _series("other defenses", 1, others),
-        _series("pure noise instead of an update", 7, nothing),
-    ]
+    front: list[Mark] = []
+    others: list[Mark] = []
+    nothing: list[Mark] = []
+    for row in rows(tradeoff):
+        accuracy, psnr = row.point.accuracy, row.point.psnr
+        if accuracy is not None and psnr is not None:
+            text = f"{row.point.defense}, accuracy {accuracy:.1%}, PSNR {psnr:.2f} dB"
+            group = front if row.point.pareto else nothing if row.reference else others
+            group.append(Mark(100 * accuracy, psnr, text, str(row.number)))
     return chart(
         "Leakage against utility: better is to the right and further down",
         "accuracy on held-out images, in percent",
         "PSNR of the worst trial in dB",
-        [one for one in series if one.points],
+        [
+            Series(name="on the Pareto front", style=0, points=sorted(front)),
+            Series(name="other defenses", style=1, points=others, line=False),
+            Series(name="pure noise instead of an update", style=7, points=nothing, line=False),
+        ],
         size=SIZE,
     )
-
-
-def _series(name: str, style: int, shown: Sequence[Row], *, line: bool = False) -> Series:
-    drawn = [
-        (row, 100 * row.point.accuracy, row.point.psnr)
-        for row in shown
-        if row.point.accuracy is not None and row.point.psnr is not None
-    ]
-    return Series(
-        name=name,
-        style=style,
-        points=[(x, y) for _, x, y in drawn],
-        texts=[f"{row.point.defense}, accuracy {x:.1f}%, PSNR {y:.2f} dB" for row, x, y in drawn],
-        labels=[str(row.number) for row, _, _ in drawn],
-        line=line,
-    )
-
-
-def _show(value: float | None, form: str, missing: str = MISSING) -> str:
-    return missing if value is None else format(value, form)

@@ -6,14 +6,16 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from undelta.evaluation.measures import Metric
-from undelta.report.charts import SMALL, Chart, Series, chart
-from undelta.report.tables import MEASURES, flat, grouped, value_of
+from undelta.evaluation.measures import METRICS, Metric
+from undelta.report.charts import SMALL, Chart, Mark, Panel, Series, chart
+from undelta.report.tables import flat, grouped, value_of
+from undelta.report.ticks import Axis, measured_axis, named_axis
 from undelta.trials.record import Record
 
-SHOWN = tuple(measure for measure in MEASURES if measure.key in ("psnr", "ssim", "lpips", "fraction_recovered"))
+SHOWN = tuple(METRICS[key] for key in ("psnr", "ssim", "lpips", "fraction_recovered"))
 TITLES = {
     "epochs": "epochs E",
     "num_samples": "images N",
@@ -21,30 +23,23 @@ TITLES = {
     "learning_rate": "learning rate",
     "rounds": "rounds before the attack",
 }
+DEFENSE = "defense"
 MOST_NAMES = 12  # on one axis; of more, nothing could be read
 WIDE = 8  # ratio of the largest to the smallest value from which an axis is logarithmic
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trend:
-    """Every metric against one thing that varies."""
-
-    title: str
-    charts: tuple[Chart, ...]
-
-
-def trends(records: Sequence[Record], labels: Mapping[str, str], styles: Mapping[str, int]) -> list[Trend]:
-    """Charts per field that varies, and for the defense; empty if nothing varies."""
+def trends(records: Sequence[Record], labels: Mapping[str, str], styles: Mapping[str, int]) -> list[Panel]:
+    """Every metric against each thing that varies; empty if nothing does."""
     scored = [record for record in records if record.scored]
-    fields = varying(scored)
-    found = []
-    named = 1 < len({record.defense for record in scored}) <= MOST_NAMES
     # A scenario's defenses are tables; the named defense, which has them, is the axis that people can read.
-    for name in [*(field for field in fields if field != "defenses"), *(["defense"] if named else [])]:
-        axis = _axis(name, fields, scored) if name in fields else _defense_axis(scored)
-        charts = [_against(measure, axis, scored, labels, styles) for measure in SHOWN]
-        found.append(Trend(title=axis.title, charts=tuple(one for one in charts if one)))
-    return found
+    fields = [field for field in varying(scored) if field != "defenses"]
+    named = 1 < len({record.defense for record in scored}) <= MOST_NAMES
+    panels = []
+    for name in [*fields, *([DEFENSE] if named else [])]:
+        against = _against(name, scored)
+        charts = (_chart(measure, against, scored, labels, styles) for measure in SHOWN)
+        panels.append(Panel(against.title, tuple(one for one in charts if one)))
+    return panels
 
 
 def varying(records: Sequence[Record]) -> list[str]:
@@ -56,106 +51,85 @@ def varying(records: Sequence[Record]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Axis:
+class _Against:
     """What a metric is drawn against."""
 
     title: str
-    ticks: Sequence[tuple[float, str]]
+    axis: Callable[[float, float], Axis]
     place: Callable[[Record], float]
+    names: Mapping[float, str]
+    """What is at a place."""
     setting: Callable[[Record], tuple[Any, ...]]
     """All else that varies."""
-    log: bool = False
-    numeric: bool = True
 
 
-def _axis(name: str, fields: Sequence[str], records: Sequence[Record]) -> _Axis:
-    others = [field for field in fields if field != name]
-    values: list[Any] = [flat(record.scenario).get(name) for record in records]
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    known = {_text(value): value for value in values}
-    ordered = sorted(known, key=lambda text: known[text]) if numeric else list(known)
-    places = {text: float(known[text]) if numeric else float(index) for index, text in enumerate(ordered)}
-    low, high = min(places.values()), max(places.values())
+def _against(name: str, records: Sequence[Record]) -> _Against:
+    others = [field for field in varying(records) if field != name]
+
+    def value(record: Record) -> Any:
+        return record.defense if name == DEFENSE else flat(record.scenario).get(name)
 
     def setting(record: Record) -> tuple[Any, ...]:
+        if name == DEFENSE:  # which changes other fields, too
+            return record.seed, record.name
         values = flat(record.scenario)
         return (record.seed, *(_text(values.get(field)) for field in others))
 
-    return _Axis(
+    values = {_text(value(record)): value(record) for record in records}
+    numeric = all(isinstance(one, int | float) and not isinstance(one, bool) for one in values.values())
+    ordered = sorted(values, key=lambda text: values[text]) if numeric else list(values)
+    places = {text: float(values[text]) if numeric else float(index) for index, text in enumerate(ordered)}
+    ticks = [(place, text) for text, place in places.items()]
+    log = numeric and 0 < WIDE * min(places.values()) <= max(places.values())
+    return _Against(
         title=TITLES.get(name, name),
-        ticks=[(places[text], text) for text in ordered],
-        place=lambda record: places[_text(flat(record.scenario).get(name))],
+        axis=partial(measured_axis, ticks, log=log) if numeric else partial(named_axis, ordered),
+        place=lambda record: places[_text(value(record))],
+        names=dict(ticks),
         setting=setting,
-        log=numeric and 0 < WIDE * low <= high,
-        numeric=numeric,
     )
 
 
-def _defense_axis(records: Sequence[Record]) -> _Axis:
-    names = list(dict.fromkeys(record.defense for record in records))
-    return _Axis(
-        title="defense",
-        ticks=[(float(index), name) for index, name in enumerate(names)],
-        place=lambda record: float(names.index(record.defense)),
-        setting=lambda record: (record.seed, record.name),
-        numeric=False,
-    )
-
-
-def _against(
-    measure: Metric, axis: _Axis, records: Sequence[Record], labels: Mapping[str, str], styles: Mapping[str, int]
+def _chart(
+    measure: Metric, against: _Against, records: Sequence[Record], labels: Mapping[str, str], styles: Mapping[str, int]
 ) -> Chart | None:
     """Points per trial, and per attack a line through means over settings that were measured at every value.
 
     Where something else varies too, a mean over whatever happens to be there would compare different things.
     """
-    names = dict(axis.ticks)
-    measured = [record for record in records if value_of(record, measure.key) is not None]
+    values = {record.key: number for record in records if (number := value_of(record, measure.key)) is not None}
+    measured = [record for record in records if record.key in values]
     series = []
     for label, trials in grouped(measured, lambda record: labels[record.key]).items():
-        places = sorted({axis.place(record) for record in trials})
-        by_place = {at: [record for record in trials if axis.place(record) == at] for at in places}
-        series.append(
-            Series(
-                name=label,
-                style=styles[label],
-                points=[(axis.place(record), _value(record, measure)) for record in trials],
-                texts=[
-                    f"{record.name}, defense {record.defense}, seed {record.seed}: "
-                    f"{measure.title} {measure.show(_value(record, measure))}"
-                    for record in trials
-                ],
-                line=False,
+        points = [
+            Mark(
+                against.place(record),
+                values[record.key],
+                f"{record.name}, defense {record.defense}, seed {record.seed}: "
+                f"{measure.title} {measure.show(values[record.key])}",
             )
-        )
-        common = set.intersection(*({axis.setting(record) for record in found} for found in by_place.values()))
+            for record in trials
+        ]
+        series.append(Series(name=label, style=styles[label], points=points, line=False))
+        by_place = dict(sorted(grouped(trials, against.place).items()))
+        common = set.intersection(*({against.setting(record) for record in found} for found in by_place.values()))
         if len(by_place) < 2 or not common:
             continue
-        means = [
-            (at, statistics.fmean(_value(record, measure) for record in found if axis.setting(record) in common))
-            for at, found in by_place.items()
-        ]
-        texts = [f"{axis.title} {names[at]}: mean {measure.title} {measure.show(mean)}" for at, mean in means]
-        series.append(Series(name=label, style=styles[label], points=means, texts=texts, marks=False))
-    y_title = f"{measure.title} in dB" if measure.key == "psnr" else measure.title
-    y_range = (0.0, 1.0) if measure.key == "fraction_recovered" else ()
+        means = []
+        for place, found in by_place.items():
+            mean = statistics.fmean(values[record.key] for record in found if against.setting(record) in common)
+            text = f"{against.title} {against.names[place]}: mean {measure.title} {measure.show(mean)}"
+            means.append(Mark(place, mean, text))
+        series.append(Series(name=label, style=styles[label], points=means, marks=False))
     return chart(
         measure.title,
-        axis.title,
-        y_title,
+        against.title,
+        f"{measure.title} in dB" if measure.key == "psnr" else measure.title,
         series,
-        x_values=axis.ticks if axis.numeric else (),
-        categories=() if axis.numeric else [text for _, text in axis.ticks],
-        log_x=axis.log,
-        y_range=y_range,
+        x_axis=against.axis,
+        y_range=(0.0, 1.0) if measure.key == "fraction_recovered" else (),
         size=SMALL,
     )
-
-
-def _value(record: Record, measure: Metric) -> float:
-    value = value_of(record, measure.key)
-    assert value is not None  # noqa: S101 (chosen so by the caller)
-    return value
 
 
 def _text(value: Any) -> str:

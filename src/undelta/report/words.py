@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from undelta.evaluation.measures import METRICS
 from undelta.report.read import Audit
-from undelta.report.tables import MEASURES, grouped, value_of
+from undelta.report.tables import grouped, value_of
 from undelta.trials.record import Record
 from undelta.trials.verdict import Verdict
 
@@ -39,16 +40,13 @@ def numbers(trials: Sequence[Record], labels: Mapping[str, str]) -> str:
     if not scored:
         return "Nothing was measured: no trial of this scenario has been scored."
     closest = max(scored, key=lambda record: (record.ssim or 0.0, record.psnr or 0.0))
-    shown = {measure.key: measure.show(value_of(closest, measure.key)) for measure in MEASURES}
+    iterations = "" if closest.iterations is None else f", {closest.iterations} iterations"
+    psnr, ssim = (METRICS[key].show(value_of(closest, key)) for key in ("psnr", "ssim"))
     count = f" over {len(closest.images)} images" if closest.images else ""
     best = max((image.psnr for image in closest.images if image.psnr is not None), default=None)
-    text = (
-        f"The closest reconstruction came from {labels[closest.key]} (seed {closest.seed}"
-        + (f", {closest.iterations} iterations" if closest.iterations is not None else "")
-        + f"): mean PSNR {shown['psnr']} dB, mean SSIM {shown['ssim']}{count}"
-        + (f"; its best image has {best:.2f} dB" if best is not None else "")
-        + "."
+    best_image = "" if best is None else f"; its best image has {best:.2f} dB"
+    coverage = "" if len(scored) == len(trials) else f" {len(scored)} of {len(trials)} trials were scored."
+    return (
+        f"The closest reconstruction came from {labels[closest.key]} (seed {closest.seed}{iterations}): "
+        f"mean PSNR {psnr} dB, mean SSIM {ssim}{count}{best_image}.{coverage}"
     )
-    if len(scored) < len(trials):
-        text += f" {len(scored)} of {len(trials)} trials were scored."
-    return text

@@ -10,7 +10,7 @@ from undelta.errors import ConfigError
 from undelta.evaluation.lpips import load_lpips
 from undelta.evaluation.metrics import WINDOW
 from undelta.files import to_json, write_bytes
-from undelta.studies.overview import overview
+from undelta.studies.screen import SILENT, Screen
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases
 from undelta.trials.plan import Plan
@@ -39,6 +39,7 @@ def run_plan(
     retry_failed: bool = False,
     gates: Sequence[Gate] = (),
     say: Callable[[str], None] = lambda _: None,
+    screen: Screen = SILENT,
 ) -> Audited:
     """Run all trials of a plan that have no result yet, and judge all that have.
 
@@ -57,7 +58,7 @@ def run_plan(
         store.forget_failed(plan.keys, leases)
     if store.unfinished(plan.keys):
         trials = Trials(directory=str(out.resolve()), keys=plan.keys, checkpoint_seconds=checkpoint_seconds)
-        with overview({trial.key: trial for trial in plan.trials}) as show:
+        with screen.trials({trial.key: trial for trial in plan.trials}) as show:
             workers.work_off(trials, out, show=show)
     return judge_job(plan, store, gates)
 

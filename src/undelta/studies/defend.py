@@ -13,6 +13,7 @@ from undelta.files import to_json, write_bytes
 from undelta.schema import parse
 from undelta.studies.audit import Audited, run_plan
 from undelta.studies.ladder import REFERENCE, Rung, ladder, reference
+from undelta.studies.screen import SILENT, Screen
 from undelta.studies.utility import Federation, measure_all
 from undelta.trials.config import read_toml, to_toml, toml_lines
 from undelta.trials.directory import RunDirectory
@@ -64,6 +65,7 @@ def defend_job(
     workers: Workers | None = None,
     retry_failed: bool = False,
     say: Callable[[str], None] = lambda _: None,
+    screen: Screen = SILENT,
 ) -> Defended:
     """Measure leakage and utility of every defense; the same call after a crash resumes."""
     file = load_file(path)
@@ -76,7 +78,7 @@ def defend_job(
     plan, notes = plan_of(file, where=str(path))
     for note in notes:
         say(f"Note: {note}.")
-    audited = run_plan(plan, out=out, workers=workers, retry_failed=retry_failed, say=say)
+    audited = run_plan(plan, out=out, workers=workers, retry_failed=retry_failed, say=say, screen=screen)
     scenarios = {trial.defense: trial.simulated for trial in plan.trials}
     federations = {
         defense: [Federation.of(scenario, rounds=file.rounds, seed=seed) for seed in file.seeds]

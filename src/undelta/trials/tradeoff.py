@@ -11,12 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from undelta.evaluation.measures import MISSING
 from undelta.evaluation.metrics import RECOVERED_PSNR
 from undelta.schema import read_json
 from undelta.trials.record import MEASURED, UNDEFENDED, Record
@@ -155,32 +149,6 @@ def _on_front(point: Point, points: Sequence[Point]) -> bool:
     )
 
 
-def print_tradeoff(tradeoff: Tradeoff) -> None:
-    """A table, narrow enough for most terminals, and what it says in words."""
-    rows = (*tradeoff.points, tradeoff.reference)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("defense", overflow="fold", min_width=20)
-    columns = [
-        ("accuracy", [_number(point.accuracy, ".1%") for point in rows]),
-        ("PSNR", [_number(point.psnr, ".1f") for point in rows]),
-        ("worst", [_number(point.worst_psnr, ".1f") for point in rows]),
-        ("SSIM", [_number(point.worst_ssim, ".2f") for point in rows]),
-        ("found", [_number(point.fraction_recovered, ".0%") for point in rows]),
-        ("epsilon", ["" if point.delta is None else _number(point.epsilon, ".3g") for point in rows]),
-        ("in all", ["" if point.delta is None else _number(point.epsilon_in_all, ".3g") for point in rows]),
-        ("", [f"{'P' if point.pareto else ' '}{'N' if point.at_noise_level else ' '}" for point in rows]),
-    ]
-    columns = [column for column in columns if any(cell not in ("", MISSING) for cell in column[1])]
-    for title, _ in columns:
-        table.add_column(title, justify="right", no_wrap=True)
-    for point, *cells in zip(rows, *(cells for _, cells in columns), strict=True):
-        table.add_row(Text(point.defense), *map(Text, cells))
-    console = Console()
-    console.print(table)
-    for line in sentences(tradeoff):
-        console.print(Text(line))
-
-
 def sentences(tradeoff: Tradeoff) -> list[str]:
     """What the table shows, and what its columns mean."""
     reference = tradeoff.reference
@@ -210,7 +178,3 @@ def sentences(tradeoff: Tradeoff) -> list[str]:
     if front:
         lines.append(f"P: on the Pareto front, where no other leaks less at the same accuracy: {'; '.join(front)}.")
     return [*lines, *(f"Note: {note}." for note in tradeoff.notes)]
-
-
-def _number(value: float | None, form: str) -> str:
-    return MISSING if value is None else format(value, form)

@@ -30,9 +30,9 @@ from undelta.observation import Observation
 from undelta.observation.file import save_observation
 from undelta.report.read import read_audit
 from undelta.report.write import write_report
+from undelta.studies.screen import Silent
 from undelta.studies.tuning.jobs import final_job, tune_job
 from undelta.studies.tuning.outcome import Tuned
-from undelta.studies.tuning.overview import Line
 from undelta.trials.directory import RunDirectory
 
 TOML = """
@@ -201,11 +201,11 @@ def test_the_last_run_is_that_of_the_best_also_where_another_was_best_before(sou
 
 def test_an_interrupted_trial_goes_on_from_its_checkpoint(observation: Observation, tmp_path: Path) -> None:
     save_observation(observation, tmp_path / "seen")
-    whole = tune_job(tmp_path / "seen", out=tmp_path / "whole", trials=1, steps=60)
+    tune_job(tmp_path / "seen", out=tmp_path / "whole", trials=1, steps=60)
     out = tmp_path / "out"
     iterations: list[int] = []
 
-    class Watching(Line):
+    class Watching(Silent):
         def watch(self, slot: int) -> Watch:
             def watch(moment: Moment, total: int) -> None:
                 iterations.append(moment.iteration)
@@ -215,9 +215,8 @@ def test_an_interrupted_trial_goes_on_from_its_checkpoint(observation: Observati
             return watch
 
     for _ in range(2):
-        line = Watching(whole.plan, 1)
         with contextlib.suppress(KeyboardInterrupt):
-            tune_job(tmp_path / "seen", out=out, trials=1, steps=60, checkpoint_seconds=0, line=line)
+            tune_job(tmp_path / "seen", out=out, trials=1, steps=60, checkpoint_seconds=0, screen=Watching())
     assert iterations == [0, 10, 20, 30, 30, 40, 50]  # not from the beginning
     assert content(out) == content(tmp_path / "whole")
     assert Counter(trial.state.name for trial in study_of(out).trials) == {"FAIL": 1, "COMPLETE": 1}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from undelta.evaluation.measures import METRICS
 from undelta.files import write_bytes
-from undelta.report.charts import Series, chart
+from undelta.report.charts import Mark, Series, chart
 from undelta.report.pictures import read_pictures
 from undelta.report.svg import svg
 from undelta.report.tables import value_of
+from undelta.report.ticks import named_axis
 from undelta.report.tuning import tuning as drawn_tuning
 from undelta.studies.reproduce.published import PRINTED
 from undelta.studies.reproduce.reproductions import Reproduction
@@ -44,7 +45,7 @@ def write_charts(reproduction: Reproduction, results: Results, directory: Path) 
             x_title,
             f"{measure.title} in dB" if metric == "psnr" else measure.title,
             _over_methods(results, metric) if single else _over_cases(results, metric),
-            categories=categories,
+            x_axis=partial(named_axis, categories),
             size=WIDE,
         )
         if drawn is None:
@@ -81,44 +82,29 @@ def _over_methods(results: Results, metric: str) -> list[Series]:
 def _series(name: str, style: int, cells: Sequence[Measured], metric: str) -> list[Series]:
     """All seeds as points, and a line through their means."""
     points = [
-        (
-            float(place),
-            value,
-            f"{cell.cell.method}, {cell.cell.here}, seed {record.seed}: {METRICS[metric].show(value)}",
-        )
+        Mark(place, value, f"{cell.cell.method}, {cell.cell.here}, seed {record.seed}: {METRICS[metric].show(value)}")
         for place, cell in enumerate(cells)
         for record in cell.scored
         if (value := value_of(record, metric)) is not None
     ]
-    means = [(float(place), mean, "") for place, cell in enumerate(cells) if (mean := cell.value(metric)) is not None]
-    return [_points(name, style, points), _line(name, style, means)]
+    means = [Mark(place, mean) for place, cell in enumerate(cells) if (mean := cell.value(metric)) is not None]
+    return _drawn(name, style, points, means)
 
 
 def _printed(name: str, cells: Sequence[Measured], metric: str) -> list[Series]:
     points = [
-        (
-            float(place),
-            getattr(figures, metric),
-            f"{cell.cell.method}: {METRICS[metric].show(getattr(figures, metric))}",
-        )
+        Mark(place, value, f"{cell.cell.method}: {METRICS[metric].show(value)}")
         for place, cell in enumerate(cells)
-        if (figures := cell.cell.figures) is not None
+        if (value := getattr(cell.cell.figures, metric, None)) is not None
     ]
-    return [_points(name, PAPER_STYLE, points), _line(name, PAPER_STYLE, points)]
+    return _drawn(name, PAPER_STYLE, points, points)
 
 
-def _line(name: str, style: int, points: list[tuple[float, float, str]]) -> Series:
-    return replace(_points(name, style, points), line=True, marks=False)
-
-
-def _points(name: str, style: int, points: list[tuple[float, float, str]]) -> Series:
-    return Series(
-        name=name,
-        style=style,
-        points=[(x, y) for x, y, _ in points],
-        texts=[text for _, _, text in points],
-        line=False,
-    )
+def _drawn(name: str, style: int, marks: Sequence[Mark], line: Sequence[Mark]) -> list[Series]:
+    return [
+        Series(name=name, style=style, points=marks, line=False),
+        Series(name=name, style=style, points=line, marks=False),
+    ]
 
 
 def write_pictures(

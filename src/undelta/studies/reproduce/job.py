@@ -11,8 +11,8 @@ from pathlib import Path
 
 from undelta.errors import ConfigError
 from undelta.files import write_bytes
-from undelta.report.exports import escape
 from undelta.report.read import read_audit
+from undelta.report.templates import escape
 from undelta.schema import parse
 from undelta.studies.audit import run_plan
 from undelta.studies.reproduce.findings import Finding
@@ -21,6 +21,7 @@ from undelta.studies.reproduce.reproductions import REPRODUCTIONS, Reproduction,
 from undelta.studies.reproduce.results import gather
 from undelta.studies.reproduce.scales import SCALES, Scale, find_scale
 from undelta.studies.reproduce.tuned import MARKS, check_tuned, show_trials, tune, tuned_weights
+from undelta.studies.screen import SILENT, Screen
 from undelta.trials.config import make_attack, read_toml, toml_lines
 from undelta.trials.plan import Checks, Plan
 from undelta.trials.pool import Workers
@@ -61,6 +62,7 @@ def reproduce_job(
     retry_failed: bool = False,
     render_only: bool = False,
     say: Callable[[str], None] = lambda _: None,
+    screen: Screen = SILENT,
 ) -> Reproduced:
     """Run one reproduction, or all, and write its tables and figures; the same call resumes after a kill.
 
@@ -75,6 +77,7 @@ def reproduce_job(
         retry_failed: Whether to run failed trials again.
         render_only: Write tables and figures from what is there, and run nothing.
         say: Is told what the user should know.
+        screen: Shows how far the trials are.
     """
     workers = workers or Workers()
     wanted = find_reproductions(name)
@@ -88,7 +91,7 @@ def reproduce_job(
         check_tuned(find_scale(asked.scale), out, asked.data)
         if any(REPRODUCTIONS[one].tunes for one in asked.names) and tuned_weights(out) is None:
             # One at a time unless told otherwise: proposals of several workers depend on who ends first.
-            _tune(asked, out, replace(workers, count=workers.count or 1), checkpoint_seconds)
+            _tune(asked, out, replace(workers, count=workers.count or 1), checkpoint_seconds, screen)
     show_trials(out)
     if not render_only:
         failed = run_plan(
@@ -98,6 +101,7 @@ def reproduce_job(
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,
             say=say,
+            screen=screen,
         ).failed
     return Reproduced(findings=_render(wanted, asked, out), failed=failed)
 
@@ -179,7 +183,7 @@ def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
     return Plan(name=title, text=text, trials=tuple(trials.values()))
 
 
-def _tune(asked: Asked, out: Path, workers: Workers, checkpoint_seconds: float) -> None:
+def _tune(asked: Asked, out: Path, workers: Workers, checkpoint_seconds: float, screen: Screen) -> None:
     tune(
         find_scale(asked.scale),
         out,
@@ -187,6 +191,7 @@ def _tune(asked: Asked, out: Path, workers: Workers, checkpoint_seconds: float) 
         seed=asked.seeds[0],
         workers=workers,
         checkpoint_seconds=checkpoint_seconds,
+        screen=screen,
     )
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from undelta.evaluation.measures import METRICS, MISSING
 from undelta.files import write_bytes
-from undelta.report.exports import escape, table_row, table_rule, tex
+from undelta.report.exports import Table
 from undelta.report.read import Audit
+from undelta.report.templates import escape
 from undelta.studies.reproduce import published
 from undelta.studies.reproduce.figures import write_charts, write_pictures, write_tuning
 from undelta.studies.reproduce.findings import Finding, findings_of
@@ -45,7 +46,7 @@ def write_reproduction(reproduction: Reproduction, results: Results, audit: Audi
     contents = {
         "md": "\n".join(_markdown(reproduction, results, setting, findings, tuning, figures, pictures)) + "\n",
         "csv": _csv(results, setting),
-        "tex": "\n".join(_latex(reproduction, results, setting)) + "\n",
+        "tex": _latex(reproduction, results, setting),
     }
     for suffix, content in contents.items():
         _write(audit.directory / f"{reproduction.name}.{suffix}", content)
@@ -72,20 +73,13 @@ def _markdown(
     if setting.scale.name != "paper":
         yield "Images, model and iterations differ from the paper's, so compare orders and trends, not numbers."
     yield from (f"{results.done} of {results.wanted} trials have numbers.", "")
-    yield from table_rule(["Paper's case", "Ours", "Metric"], list(_columns(results)), [])
-    for row in results.rows:
-        for metric in PRINTED:
-            cells = [row, results.here(row), METRICS[metric].title]
-            for method in results.methods:
-                one = results.at(row, method)
-                cells += [_printed(one, metric), one.show(metric)] if results.printed(method) else [one.show(metric)]
-            yield table_row(cells)
+    yield _table(results, case="Paper's case", reasons=True).markdown()
     yield from (
         "",
         "Ours: mean ± sample standard deviation over seeds. SSIM and LPIPS as docs/metrics.md defines them.",
     )
     if tuning:
-        yield from ("", "## Tuned weights", "", *_weights(tuning))
+        yield from ("", "## Tuned weights", "", _weights(tuning))
     for name in figures:
         yield from ("", f"![{name}]({name})")
     if pictures:
@@ -107,14 +101,15 @@ def _printed(one: Measured, metric: str) -> str:
     return DASH if one.cell.figures is None else METRICS[metric].show(getattr(one.cell.figures, metric))
 
 
-def _weights(tuning: Sequence[Evaluation]) -> Iterator[str]:
+def _weights(tuning: Sequence[Evaluation]) -> str:
     valued = [(trial.value, trial) for trial in tuning if trial.value is not None]
     best = min(valued, key=lambda pair: pair[0])[1] if valued else None
-    yield from table_rule(["Parameter"], ["Search range", "Paper", "Ours"], [])
+    rows = []
     for name, (low, high) in published.SEARCH_RANGES.items():
         found = best.parameters.get(name) if best else None
         ours = f"{found:.4g}" if isinstance(found, int | float) else MISSING
-        yield table_row([name, f"{low:g} to {high:g}", f"{published.TUNED_Q[name]:g}", ours])
+        rows.append([name, f"{low:g} to {high:g}", f"{published.TUNED_Q[name]:g}", ours])
+    return Table(words=["Parameter"], numbers=["Search range", "Paper", "Ours"], rows=rows).markdown()
 
 
 def _problems(results: Results) -> Iterator[str]:
@@ -153,21 +148,21 @@ def _csv(results: Results, setting: Setting) -> str:
     return content.getvalue()
 
 
-def _latex(reproduction: Reproduction, results: Results, setting: Setting) -> Iterator[str]:
-    columns = list(_columns(results))
-    yield "% Needs \\usepackage{booktabs}. Ours: mean and sample standard deviation over seeds."
-    yield from ("\\begin{table}", "  \\centering")
-    yield f"  \\caption{{{tex(f'{reproduction.title} ({setting.scale.name} scale: {setting.scale.says})')}}}"
-    yield from (f"  \\begin{{tabular}}{{lll{'r' * len(columns)}}}", "    \\toprule")
-    yield f"    {' & '.join(map(tex, ['Case in the paper', 'Ours', 'Metric', *columns]))} \\\\"
-    yield "    \\midrule"
+def _latex(reproduction: Reproduction, results: Results, setting: Setting) -> str:
+    # A reason as long as a sentence has no place in a column of numbers.
+    table = _table(results, case="Case in the paper", reasons=False)
+    caption = f"{reproduction.title} ({setting.scale.name} scale: {setting.scale.says})"
+    return table.latex(caption, "Ours: mean and sample standard deviation over seeds.")
+
+
+def _table(results: Results, *, case: str, reasons: bool) -> Table:
+    rows = []
     for row in results.rows:
         for metric in PRINTED:
             cells = [row, results.here(row), METRICS[metric].title]
             for method in results.methods:
                 one = results.at(row, method)
-                # A reason as long as a sentence has no place in a column of numbers.
-                ours = DASH if one.cell.reason else one.show(metric)
+                ours = DASH if one.cell.reason and not reasons else one.show(metric)
                 cells += [_printed(one, metric), ours] if results.printed(method) else [ours]
-            yield f"    {' & '.join(tex(cell) for cell in cells)} \\\\"
-    yield from ("    \\bottomrule", "  \\end{tabular}", "\\end{table}")
+            rows.append(cells)
+    return Table(words=[case, "Ours", "Metric"], numbers=list(_columns(results)), rows=rows)

@@ -18,6 +18,7 @@ from undelta.schema import parse
 from undelta.studies.reproduce import published
 from undelta.studies.reproduce.reproductions import Weights
 from undelta.studies.reproduce.scales import Scale
+from undelta.studies.screen import SILENT, Screen
 from undelta.trials.config import read_toml, toml_lines
 from undelta.trials.pool import Workers
 
@@ -38,7 +39,16 @@ def tuned_weights(directory: Path) -> Weights | None:
     return {field.name: getattr(q, field.name) for field in fields(Q)}
 
 
-def tune(scale: Scale, directory: Path, *, data: str, seed: int, workers: Workers, checkpoint_seconds: float) -> None:
+def tune(
+    scale: Scale,
+    directory: Path,
+    *,
+    data: str,
+    seed: int,
+    workers: Workers,
+    checkpoint_seconds: float,
+    screen: Screen = SILENT,
+) -> None:
     """Tune Q on one update of the scale's tuning scenario; f(Q) needs the update alone, no private image.
 
     The same call after a kill resumes.
@@ -59,6 +69,7 @@ def tune(scale: Scale, directory: Path, *, data: str, seed: int, workers: Worker
         seed=seed,
         workers=workers,
         checkpoint_seconds=checkpoint_seconds,
+        screen=screen,
     )
 
 

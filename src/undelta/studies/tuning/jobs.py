@@ -20,9 +20,9 @@ from undelta.files import make_folder
 from undelta.observation import Observation
 from undelta.observation.file import digest_of, load_observation, save_observation
 from undelta.schema import find
+from undelta.studies.screen import SILENT, Screen
 from undelta.studies.single import attack_job
-from undelta.studies.tuning.outcome import Tuned, conclude, write_outcome
-from undelta.studies.tuning.overview import Line
+from undelta.studies.tuning.outcome import Tuned, best_value, conclude, write_outcome
 from undelta.studies.tuning.plan import OBSERVATION, PLAN, ObjectiveName, Plan, read_plan, settle
 from undelta.studies.tuning.space import choose_space, names
 from undelta.studies.tuning.worker import CHECKPOINTS, Evaluations, make_objective
@@ -56,7 +56,7 @@ def tune_job(
     device: str = "auto",
     memory: int = MEMORY,
     checkpoint_seconds: float = 30.0,
-    line: Line | None = None,
+    screen: Screen = SILENT,
 ) -> Tuned:
     """Tune an attack's layer weights on one update (AWA alg_DataRecAttack), and write what was found to ``out``.
 
@@ -82,7 +82,7 @@ def tune_job(
         device: Where attacks run.
         memory: Bytes that they may keep in order to save time.
         checkpoint_seconds: What a kill may cost.
-        line: Shows progress.
+        screen: Shows progress.
     """
     if trials < 1:
         raise ConfigError(f"expected --trials >= 1, got {trials}")
@@ -121,12 +121,6 @@ def tune_job(
     make_folder(out)
     settle(plan, out)
     save_observation(observation, out / OBSERVATION)
-    line = line or Line(plan, trials)
-
-    def show(slot: int) -> Watch:
-        line.update(evaluations.slots.finished())
-        return line.watch(slot)
-
     evaluations = Evaluations(
         directory=str(out.resolve()),
         storage=storage,
@@ -135,11 +129,20 @@ def tune_job(
         model=model,
         device=device,
         memory=memory,
-        show=show if workers.here else None,
     )
-    with line:
+    with screen.tuning(trials) as line:
+
+        def update(_: object) -> None:
+            finished = evaluations.slots.finished()
+            line.update(len(finished), best_value(plan, finished))
+
+        def show(slot: int) -> Watch:
+            update(slot)
+            return line.watch(slot)
+
+        evaluations.show = show if workers.here else None
         if evaluations.unfinished():
-            workers.work_off(evaluations, out, show=lambda _: line.update(evaluations.slots.finished()), apart=False)
+            workers.work_off(evaluations, out, show=update, apart=False)
     tuned = conclude(plan, evaluations.slots.finished(), model=model)
     write_outcome(tuned, out)
     with contextlib.suppress(OSError):  # not there, or not empty: somebody else's

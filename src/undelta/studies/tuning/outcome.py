@@ -46,6 +46,12 @@ class Tuned:
         return sum(trial.state == state for trial in self.trials)
 
 
+def best_value(plan: Plan, finished: Sequence[FrozenTrial]) -> float | None:
+    """So far; None while no trial has a value."""
+    values = [trial.value for trial in finished if trial.state == TrialState.COMPLETE and trial.value is not None]
+    return (min if plan.direction == "minimize" else max)(values, default=None)
+
+
 def conclude(plan: Plan, finished: Sequence[FrozenTrial], *, model: str | None = None) -> Tuned:
     """The best of the finished trials; of equal ones, the first."""
     trials = tuple(_evaluation(trial) for trial in finished)
