@@ -18,14 +18,14 @@ from undelta.studies.reproduce.published import Case
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What takes the place of the paper's setting."""
+    """What takes the place of the paper's setting, which is the default."""
 
     name: str
     says: str
     """In words, for tables."""
-    data: str | None
+    data: str | None = None
     """Where images come from if nothing else is asked for; None: it must be."""
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = (0,)
     scenario: Mapping[str, Any]
     """Fields of every scenario."""
     samples: Mapping[int, int] = field(default_factory=dict)
@@ -34,8 +34,8 @@ class Scale:
     """What the paper's E is divided by."""
     batches: int = 1
     """What the paper's B is divided by; at least one mini-batch is left."""
-    iterations: int
-    large_iterations: int
+    iterations: int = published.ITERATIONS
+    large_iterations: int = published.LARGE_ITERATIONS
     """Where the paper takes 50 000."""
     attack_rate: float = published.ATTACK_RATE
     """Adam's, for all of the paper's methods."""
@@ -47,29 +47,30 @@ class Scale:
     """Settings of our own attack."""
     rounds: tuple[int, ...]
     """FedAvg rounds before the attacked one, for `stages`."""
-    tuning_trials: int
-    tuning_random: int
+    tuning_trials: int = published.TUNING_TRIALS
+    tuning_random: int = published.TUNING_RANDOM
     """Trials before the surrogate takes over."""
-    tuning_iterations: int
+    tuning_iterations: int = published.ITERATIONS
 
     def case(self, case: Case) -> Case:
         """The paper's case at this scale."""
         samples = self.samples.get(case.samples, case.samples)
         return Case(samples, max(1, case.epochs // self.epochs), max(1, case.batches // self.batches))
 
+    def scenario_of(self, case: Case, data: str) -> dict[str, Any]:
+        """Fields of the `Scenario` that takes the place of the paper's case."""
+        here = self.case(case)
+        sizes = {"num_samples": here.samples, "epochs": here.epochs, "batches": here.batches}
+        return {"data": data, **sizes, **self.scenario}
+
+
+SMALL = {"image_size": 16, "model": "resnet8"}
 
 SMOKE = Scale(
     name="smoke",
     says="grey 16 x 16 patches, ResNet-8 of width 4, a few iterations: shows that everything runs, and nothing else",
     data="faces",
-    seeds=(0,),
-    scenario={
-        "image_size": 16,
-        "model": "resnet8",
-        "model_arguments": {"width": 4},
-        "learning_rate": 0.01,
-        "norm_mode": "eval",
-    },
+    scenario={**SMALL, "model_arguments": {"width": 4}, "learning_rate": 0.01, "norm_mode": "eval"},
     samples={8: 2, 16: 3, 32: 4, 64: 6, 128: 8},
     epochs=4,
     batches=2,
@@ -88,13 +89,8 @@ CPU = Scale(
     says="16 x 16 images, ResNet-8 of full width, 150 iterations (450 in the large case), fewer images and epochs",
     data="patches",
     seeds=(0, 1, 2),
-    scenario={
-        "image_size": 16,
-        "model": "resnet8",
-        # With a quarter of the epochs and half the mini-batches, eight times the rate takes the client as far.
-        "learning_rate": 8 * published.LEARNING_RATE,
-        "norm_mode": "eval",
-    },
+    # With a quarter of the epochs and half the mini-batches, eight times the rate takes the client as far.
+    scenario={**SMALL, "learning_rate": 8 * published.LEARNING_RATE, "norm_mode": "eval"},
     samples={8: 4, 16: 6, 32: 8, 64: 12, 128: 16},
     epochs=4,
     batches=2,
@@ -105,28 +101,19 @@ CPU = Scale(
     geng_nodes=2,
     strongest={"rollout_steps": 40},
     rounds=(0, 1, 4, 16),
-    tuning_trials=published.TUNING_TRIALS,
-    tuning_random=published.TUNING_RANDOM,
     tuning_iterations=75,
 )
 
 PAPER = Scale(
     name="paper",
     says="the paper's own setting: ResNet-18, ImageNet at 224 x 224, 10 000 iterations (50 000 in the large case)",
-    data=None,
-    seeds=(0,),
     scenario={
         "image_size": published.IMAGE_SIZE,
         "model": "resnet18",
         "learning_rate": published.LEARNING_RATE,
         "norm_mode": "eval",  # not stated in the paper
     },
-    iterations=published.ITERATIONS,
-    large_iterations=published.LARGE_ITERATIONS,
     rounds=(0, 1, 10, 100),
-    tuning_trials=published.TUNING_TRIALS,
-    tuning_random=published.TUNING_RANDOM,
-    tuning_iterations=published.ITERATIONS,
 )
 
 SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (SMOKE, CPU, PAPER)}
