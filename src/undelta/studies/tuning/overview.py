@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
@@ -35,15 +34,6 @@ class Line:
         self.task = self.bars.add_task("", total=total)
         self.best = ""
 
-    def __enter__(self) -> Self:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
-
     def update(self, finished: Sequence[FrozenTrial]) -> None:
         """Show how far the tuning is."""
         values = [trial.value for trial in finished if trial.state == TrialState.COMPLETE and trial.value is not None]
@@ -62,12 +52,11 @@ class Line:
 
 def print_tuned(tuned: Tuned) -> None:
     """What was found, as a table."""
-    words = [f"Best of {len(tuned.trials)} trials"]
-    ends = [f"{tuned.count(state)} {state}" for state in ("pruned", "diverged") if tuned.count(state)]
-    if ends:
-        words.append(f"({', '.join(ends)})")
+    counts = Counter(trial.state for trial in tuned.trials)
+    ends = ", ".join(f"{counts[state]} {state}" for state in ("pruned", "diverged") if counts[state])
+    words = f"Best of {len(tuned.trials)} trials{f' ({ends})' if ends else ''}"
     console = Console(highlight=False)
-    console.print(f"{' '.join(words)}: {measured(tuned)}, in trial {tuned.best.number}.", soft_wrap=True)
+    console.print(f"{words}: {measured(tuned)}, in trial {tuned.best.number}.", soft_wrap=True)
     table = Table()
     for title in ("parameter", "best", "importance"):
         table.add_column(title, justify="left" if title == "parameter" else "right", no_wrap=True)

@@ -8,7 +8,7 @@ here has the private images, or could: it starts from an `Observation`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from undelta.errors import ConfigError
 from undelta.evaluation.score import score
 from undelta.observation import Observation
 from undelta.seeding import stream
-from undelta.studies.tuning.objective import Direction, OpenRun, Report, finite, run_attack
+from undelta.studies.tuning.objective import OpenRun, Report, Tried, finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,33 +92,17 @@ def _choose(dataset: Dataset, observation: Observation, generator: torch.Generat
     return pick(dataset, observation.num_samples, generator), labels.clone()
 
 
-class ShadowQuality:
+@dataclass(frozen=True, kw_only=True)
+class ShadowQuality(Tried):
     """The mean PSNR, in dB, of attacks on shadow clients; to be maximized."""
 
-    direction: Direction = "maximize"
-
-    def __init__(
-        self,
-        observation: Observation,
-        *,
-        public: str,
-        draws: int,
-        attack: str,
-        arguments: Mapping[str, Any],
-        seed: int,
-    ) -> None:
-        if draws < 1:
-            raise ConfigError(f"expected --shadow-draws >= 1, got {draws}")
-        self.shadows = [cast_shadow(observation, public, seed=seed, draw=draw) for draw in range(draws)]
-        self.attack, self.arguments, self.seed = attack, dict(arguments), seed
+    shadows: Sequence[Shadow]
 
     def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
         """The quality at these settings; after each client the mean so far is reported."""
-        arguments = {**self.arguments, **settings}
         total = 0.0
         for number, shadow in enumerate(self.shadows):
-            part = f"shadow-{number}"
-            result = run_attack(shadow.observation, self.attack, arguments, self.seed, part, open_run)
+            result = self.run(shadow.observation, settings, f"shadow-{number}", open_run)
             total += finite(score(result, shadow.truth).psnr)
             if number + 1 < len(self.shadows):
                 report(number, total / (number + 1))
