@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from undelta.errors import ConfigError
 from undelta.evaluation.lpips import load_lpips
 from undelta.evaluation.metrics import WINDOW
-from undelta.files import write_bytes
+from undelta.files import to_json, write_bytes
 from undelta.studies.overview import overview
 from undelta.trials.directory import RunDirectory
 from undelta.trials.leases import Leases
@@ -28,7 +27,12 @@ class Audited:
     verdicts: tuple[Verdict, ...]
     offenses: tuple[str, ...]
     """A line for each gate that a scenario did not pass."""
-    failed: tuple[Record, ...]
+    records: Mapping[str, Record]
+    """Of the trials that have one, by key."""
+
+    @property
+    def failed(self) -> tuple[Record, ...]:
+        return tuple(record for record in self.records.values() if record.status == FAILED)
 
 
 def run_plan(
@@ -69,9 +73,9 @@ def check_metrics(plan: Plan, gates: Sequence[Gate]) -> None:
     if any(gate.metric == "lpips" for gate in gates) and lpips is None:
         raise ConfigError("--fail-below lpips needs LPIPS, whose weights are missing; fetch them: undelta fetch lpips")
     if any(gate.metric == "ssim" for gate in gates):
-        simulated = [trial.simulated for trial in plan.trials]
-        pictures = {(scenario.data, scenario.image_size): scenario for scenario in simulated}
-        for scenario in pictures.values():
+        for scenario in {
+            (one.data, one.image_size): one for one in (trial.simulated for trial in plan.trials)
+        }.values():
             side = min(scenario.image_spec().shape[1:])
             if side < WINDOW:
                 raise ConfigError(
@@ -85,10 +89,5 @@ def judge_job(plan: Plan, store: RunDirectory, gates: Sequence[Gate] = ()) -> Au
     found = {key: store.record(key) for key in plan.keys}
     records = {key: record for key, record in found.items() if record}
     verdicts = judge(plan.trials, records, plan.thresholds)
-    content = json.dumps([verdict.as_json() for verdict in verdicts], indent=1, allow_nan=False)
-    write_bytes(store.directory / "verdict.json", content.encode())
-    return Audited(
-        verdicts=tuple(verdicts),
-        offenses=tuple(offenses(verdicts, gates)),
-        failed=tuple(record for record in records.values() if record.status == FAILED),
-    )
+    write_bytes(store.directory / "verdict.json", to_json([verdict.as_json() for verdict in verdicts]))
+    return Audited(verdicts=tuple(verdicts), offenses=tuple(offenses(verdicts, gates)), records=records)

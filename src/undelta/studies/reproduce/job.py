@@ -1,6 +1,6 @@
 """What `undelta reproduce` does: make a plan from the data, run it as an audit, and put the results beside the paper's.
 
-Names add up: several reproductions may share one directory, as one audit whose common trials run once.
+Runs accumulate: several reproductions may share one directory, as one audit whose common trials run once.
 """
 
 from __future__ import annotations
