@@ -50,8 +50,8 @@ def _page(progress: Progress, trials: Mapping[str, Trial], seconds: float) -> Ta
 
 def describe(trial: Trial) -> str:
     """A trial in one line."""
-    parts = [trial.name, *([trial.defense] if trial.defense != UNDEFENDED else []), trial.attack, f"seed {trial.seed}"]
-    return " | ".join(parts)
+    defense = [] if trial.defense == UNDEFENDED else [trial.defense]
+    return " | ".join([trial.name, *defense, trial.attack, f"seed {trial.seed}"])
 
 
 def _since(moment: str) -> str:
@@ -73,17 +73,14 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     table = Table()
     for column in ("scenario", "defense"):
         table.add_column(column, overflow="fold")
-    table.add_column("recognizable", justify="right", no_wrap=True)
-    metrics = [METRICS[key] for key in ("ssim", "psnr", "lpips")]
-    metrics = [metric for metric in metrics if any(verdict.worst[metric.key] is not None for verdict in verdicts)]
-    for metric in metrics:
-        table.add_column(metric.title, justify="right", no_wrap=True)
+    shown = [key for key in ("ssim", "psnr", "lpips") if any(verdict.worst[key] is not None for verdict in verdicts)]
+    for column in ("recognizable", *(METRICS[key].title for key in shown)):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("attack", no_wrap=True)
     for verdict in verdicts:
-        worst, trial = verdict.worst, verdict.worst_trial
         count = "n/a" if verdict.images is None else f"{verdict.recognizable} of {verdict.images}"
-        cells = [metric.show(worst[metric.key]) for metric in metrics]
-        attack = trial["attack"] if trial else "n/a"
+        cells = [METRICS[key].show(verdict.worst[key]) for key in shown]
+        attack = verdict.worst_trial["attack"] if verdict.worst_trial else "n/a"
         table.add_row(*map(Text, (verdict.scenario, verdict.defense, count, *cells, attack)))
     console = Console()
     console.print(table)

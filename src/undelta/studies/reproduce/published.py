@@ -61,12 +61,13 @@ def _read_tables() -> dict[str, Table]:
     return {label: MappingProxyType(table) for label, table in tables.items()}
 
 
-_TABLES = _read_tables()
-COMPARISON = _TABLES["tab_compare_methods"]
-FIGURE = _TABLES["fig_compare_full"]
-ABLATION = _TABLES["fig_awa_woQ"]
-EPOCHS = _TABLES["fig_awa_vary_E"]
-LARGE = _TABLES["fig_awa_128_64"]
+TABLES = _read_tables()
+"""By label."""
+COMPARISON = TABLES["tab_compare_methods"]
+FIGURE = TABLES["fig_compare_full"]
+ABLATION = TABLES["fig_awa_woQ"]
+EPOCHS = TABLES["fig_awa_vary_E"]
+LARGE = TABLES["fig_awa_128_64"]
 
 # tab_search_ranges_BO and the section around it
 TUNING_CASE = Case(16, 32, 4)

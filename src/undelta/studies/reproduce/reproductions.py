@@ -1,4 +1,4 @@
-"""The seven reproductions as data: cases, methods, published figures, and from these the trials of an audit."""
+"""The seven reproductions of ``reproductions.toml``: cases, methods, published figures, and from these trials."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from undelta.schema import parse, unknown
 from undelta.studies.reproduce import published
 from undelta.studies.reproduce.published import AGIC, APPROXIMATION, AWA, GENG, IDLG, LINEAR, Case
 from undelta.studies.reproduce.results import Cell
-from undelta.studies.reproduce.scales import Scale, find_scale
+from undelta.studies.reproduce.scales import Scale, find_scale, read_named
 from undelta.trials.trial import Trial
 
 STRONGEST = "strongest (ours)"
@@ -34,8 +34,10 @@ class Reproduction:
     label: str
     """In the paper's LaTeX."""
     shows: str
-    table: published.Table
-    """What the paper prints."""
+    figures: str = ""
+    """Where else than under its label the paper prints figures."""
+    cases: tuple[tuple[int, int, int], ...] = ()
+    """In place of those that have figures."""
     methods: tuple[str, ...]
     large: bool = False
     """Whether the paper takes more iterations here."""
@@ -44,73 +46,15 @@ class Reproduction:
     staged: bool = False
     """Whether updates leak after several numbers of rounds, the scale's, of a federation of several clients."""
 
+    @property
+    def table(self) -> published.Table:
+        """What the paper prints; nothing where it has no figures of a case."""
+        printed = published.TABLES.get(self.figures or self.label, {})
+        return {case: printed.get(case, {}) for case in (Case(*case) for case in self.cases)} or printed
 
-COMPARISON = Reproduction(
-    name="comparison",
-    title="Four methods over ten FedAvg scenarios",
-    label="tab_compare_methods",
-    shows="iDLG, AGIC, GENG and AWA over ten (N, E, B)",
-    table=published.COMPARISON,
-    methods=(*RIVALS, AWA, STRONGEST),
-)
-FIGURE = Reproduction(
-    name="figure-n8e32",
-    title="Four methods on eight images after 32 full-batch epochs",
-    label="fig_compare_full",
-    shows="the same four methods at N=8, E=32, B=1, as pictures",
-    table=published.FIGURE,
-    methods=(*RIVALS, AWA, STRONGEST),
-)
-ABLATION = Reproduction(
-    name="ablation",
-    title="What layer weights add to AWA",
-    label="fig_awa_woQ",
-    shows="approximation only, with linear weights, with enhanced weights at N=16, E=16, B=1",
-    table=published.ABLATION,
-    methods=(APPROXIMATION, LINEAR, AWA),
-)
-EPOCHS = Reproduction(
-    name="epochs",
-    title="More local epochs",
-    label="fig_awa_vary_E",
-    shows="AWA at N=32, B=4 for E=4, 8, 16 and 32",
-    table=published.EPOCHS,
-    methods=(AWA, STRONGEST),
-)
-LARGE = Reproduction(
-    name="large",
-    title="A large client",
-    label="fig_awa_128_64",
-    shows="AWA at N=128, E=64, B=4 with five times the iterations",
-    table=published.LARGE,
-    methods=(AWA, STRONGEST),
-    large=True,
-)
-TUNING = Reproduction(
-    name="tuning",
-    title="Layer weights by Bayesian optimization",
-    label="fig_loss_BO, tab_search_ranges_BO",
-    shows="50 trials of Q at N=16, E=32, B=4; then the tuned Q there and in two other scenarios",
-    table={
-        published.TUNING_CASE: {},
-        **{case: {AWA: published.COMPARISON[case][AWA]} for case in (Case(8, 8, 4), Case(32, 16, 4))},
-    },
-    methods=(APPROXIMATION, AWA, TUNED),
-    tunes=True,
-)
-STAGES = Reproduction(
-    name="stages",
-    title="Updates leaked at different stages of training",
-    label="the third contribution in the introduction",
-    shows="AWA at N=16, E=16, B=4 after several numbers of rounds of a federation of four clients",
-    table={Case(16, 16, 4): {}},
-    methods=(AWA, STRONGEST),
-    staged=True,
-)
 
-REPRODUCTIONS: Mapping[str, Reproduction] = {
-    one.name: one for one in (COMPARISON, FIGURE, ABLATION, EPOCHS, LARGE, TUNING, STAGES)
-}
+REPRODUCTIONS = read_named(Reproduction, __file__)
+COMPARISON, FIGURE, ABLATION, EPOCHS, LARGE, TUNING, STAGES = REPRODUCTIONS.values()
 
 
 def find_reproductions(name: str) -> tuple[Reproduction, ...]:
@@ -144,14 +88,9 @@ class Asked:
 def cells_of(
     reproduction: Reproduction, scale: Scale, *, data: str, seeds: Sequence[int], tuned: Weights | None = None
 ) -> list[Cell]:
-    """All cells in the order of the table, with their trials.
+    """All cells in the order of the table, with a trial for each seed.
 
-    Args:
-        reproduction: Which table or figure.
-        scale: At which size.
-        data: Where images come from.
-        seeds: One trial of every cell for each.
-        tuned: Layer weights that were tuned at this scale; until there are any, cells that need them have no trials.
+    Until there are layer weights that were ``tuned`` at this scale, cells that need them have no trials.
     """
     cells = []
     for (case, figures), rounds in product(reproduction.table.items(), scale.rounds if reproduction.staged else [None]):

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from undelta.errors import ConfigError
 from undelta.schema import parse, unknown
 from undelta.studies.reproduce import published
 from undelta.studies.reproduce.published import Case
 from undelta.trials.config import read_toml
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +68,15 @@ class Scale:
         return {"data": data, **sizes, **self.scenario}
 
 
-def _read_scales() -> Mapping[str, Scale]:
-    path = Path(__file__).with_suffix(".toml")
+def read_named(cls: type[T], module: str) -> dict[str, T]:
+    """The tables of the TOML file beside a module, each with its key as its name."""
+    path = Path(module).with_suffix(".toml")
     _, tables = read_toml(path)
-    return {
-        name: parse(Scale, {"name": name, **table}, where=f"{path}: [{name}]", error=ConfigError)
-        for name, table in tables.items()
-    }
+    named = {name: {"name": name, **table} for name, table in tables.items()}
+    return {name: parse(cls, table, where=f"{path}: [{name}]", error=ConfigError) for name, table in named.items()}
 
 
-SCALES = _read_scales()
+SCALES = read_named(Scale, __file__)
 SMOKE, CPU, PAPER = SCALES.values()
 
 

@@ -34,13 +34,9 @@ class Shadow:
 
 
 def cast_shadow(observation: Observation, public: str, *, seed: int, draw: int = 0) -> Shadow:
-    """Train a client on public images as the observed one was trained.
+    """Train a client on public images as the observed one was trained; other draws have other images and shuffles.
 
-    Args:
-        observation: Of the real client.
-        public: A source of images, as a scenario's ``data``; they must not be the client's.
-        seed: Of the whole tuning.
-        draw: Other numbers draw other images and shuffles.
+    They come from a source as a scenario's ``data`` does, and must not be the real client's.
     """
     # Without these there is nothing to imitate; MissingKnowledge says so.
     _ = observation.epochs, observation.learning_rate
@@ -57,11 +53,7 @@ def cast_shadow(observation: Observation, public: str, *, seed: int, draw: int =
     indices, labels = _choose(dataset, observation, generator)
     truth = Private(images=dataset.draw(indices, height), labels=labels)
     run = train(
-        observation.model(),
-        truth,
-        observation.training,
-        observation.image,
-        seed=("attacker", seed, "shadow", draw),
+        observation.model(), truth, observation.training, observation.image, seed=("attacker", seed, "shadow", draw)
     )
     return Shadow(
         truth=truth,
