@@ -15,11 +15,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from undelta.evaluation.measures import METRICS
 from undelta.files import write_bytes
 from undelta.report.charts import Series, chart
 from undelta.report.svg import svg
-from undelta.studies.reproduce.published import AWA, COMPARISON, Case
-from undelta.studies.reproduce.results import QUALITY
+from undelta.studies.reproduce.published import AWA, COMPARISON, PRINTED, Case
 
 SIZE = (760, 320)
 TICKS = ((0.02, "0.02"), (0.05, "0.05"), (0.1, "0.1"), (0.2, "0.2"), (0.5, "0.5"), (1.0, "1"))
@@ -35,7 +35,7 @@ def main() -> None:
     if options.what == "time":
         write_bytes(options.out, over_time(content["records"]).encode())
     else:
-        for metric in QUALITY:
+        for metric in PRINTED:
             write_bytes(options.out / f"{options.file.stem}-{metric}.svg", over_iterations(content[0], metric).encode())
 
 
@@ -60,7 +60,7 @@ def over_time(records: list[dict[str, Any]]) -> str:
 
 def over_iterations(record: dict[str, Any], metric: str) -> str:
     """One trial's curve, and the paper's figure as a level."""
-    scenario, measure = record["scenario"], QUALITY[metric]
+    scenario, measure = record["scenario"], METRICS[metric]
     case = Case(scenario["num_samples"], scenario["epochs"], scenario["batches"])
     points = [(float(moment["iteration"]), moment[metric]) for moment in record["curve"] if moment[metric] is not None]
     level = getattr(COMPARISON[case][AWA], metric)
