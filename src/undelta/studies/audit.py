@@ -73,9 +73,8 @@ def check_metrics(plan: Plan, gates: Sequence[Gate]) -> None:
     if any(gate.metric == "lpips" for gate in gates) and lpips is None:
         raise ConfigError("--fail-below lpips needs LPIPS, whose weights are missing; fetch them: undelta fetch lpips")
     if any(gate.metric == "ssim" for gate in gates):
-        for scenario in {
-            (one.data, one.image_size): one for one in (trial.simulated for trial in plan.trials)
-        }.values():
+        simulated = [trial.simulated for trial in plan.trials]
+        for scenario in {(one.data, one.image_size): one for one in simulated}.values():
             side = min(scenario.image_spec().shape[1:])
             if side < WINDOW:
                 raise ConfigError(

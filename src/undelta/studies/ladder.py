@@ -59,11 +59,15 @@ def ladder(scenario: Scenario, *, seed: int) -> tuple[list[Rung], list[str]]:
         *_rungs(scenario, "soteria", "ratio", SOTERIA),
     ]
     notes: list[str] = []
-    grouped = _with_group_norm(scenario) if normed else None
-    if grouped:
+    grouped: dict[str, Any] = {}
+    builder = MODELS.get(scenario.model)
+    if normed and builder and "norm" in inspect.signature(builder).parameters:
+        grouped = {"model_arguments": {**scenario.model_arguments, "norm": "group"}}
         rungs.append({"name": "GroupNorm", **grouped})
     try:
-        rungs += _private(scenario, grouped or {}, possible=not normed or grouped is not None)
+        if normed and not grouped:
+            raise ConfigError("BatchNorm mixes examples, and this model takes no other norm")
+        rungs += _private(scenario, grouped)
     except UndeltaError as problem:
         notes.append(f"DP-SGD is left out: {problem}")
     rungs += _plain_fields(scenario)
@@ -101,9 +105,7 @@ def _size_of_update(scenario: Scenario, seed: int) -> tuple[float, float]:
     return norm, norm / math.sqrt(sum(value.numel() for value in update.values()))
 
 
-def _private(scenario: Scenario, fields: dict[str, Any], *, possible: bool) -> Iterator[Rung]:
-    if not possible:
-        raise ConfigError("BatchNorm mixes examples, and this model takes no other norm")
+def _private(scenario: Scenario, fields: dict[str, Any]) -> Iterator[Rung]:
     for epsilon in EPSILONS:
         multiplier = noise_for(scenario, epsilon)
         name = f"dp_sgd, epsilon {epsilon:g} a round"
@@ -126,13 +128,6 @@ def noise_for(scenario: Scenario, epsilon: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
     return math.ceil(high * 1000) / 1000
-
-
-def _with_group_norm(scenario: Scenario) -> dict[str, Any] | None:
-    builder = MODELS.get(scenario.model)
-    if builder is None or "norm" not in inspect.signature(builder).parameters:
-        return None
-    return {"model_arguments": {**scenario.model_arguments, "norm": "group"}}
 
 
 def _plain_fields(scenario: Scenario) -> Iterator[Rung]:

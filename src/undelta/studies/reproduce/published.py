@@ -49,7 +49,6 @@ LEARNING_RATE = 1e-4
 ATTACK_RATE = 0.1
 ITERATIONS = 10_000
 LARGE_ITERATIONS = 50_000
-IMAGE_SIZE = 224
 
 
 def _read_tables() -> dict[str, Table]:
