@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -272,11 +273,10 @@ def print_tuned(tuned: Tuned) -> None:
     """What was found, as a table."""
     from undelta.studies.tuning.outcome import measured
 
-    words = [f"Best of {len(tuned.trials)} trials"]
-    ends = [f"{tuned.count(state)} {state}" for state in ("pruned", "diverged") if tuned.count(state)]
-    if ends:
-        words.append(f"({', '.join(ends)})")
-    typer.echo(f"{' '.join(words)}: {measured(tuned)}, in trial {tuned.best.number}.")
+    counts = Counter(trial.state for trial in tuned.trials)
+    ends = ", ".join(f"{counts[state]} {state}" for state in ("pruned", "diverged") if counts[state])
+    words = f"Best of {len(tuned.trials)} trials{f' ({ends})' if ends else ''}"
+    typer.echo(f"{words}: {measured(tuned)}, in trial {tuned.best.number}.")
     _print_table(
         ("parameter", "best", "importance"),
         [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +27,12 @@ class Audited:
     verdicts: tuple[Verdict, ...]
     offenses: tuple[str, ...]
     """A line for each gate that a scenario did not pass."""
-    failed: tuple[Record, ...]
+    records: Mapping[str, Record]
+    """Of the trials that have one, by key."""
+
+    @property
+    def failed(self) -> tuple[Record, ...]:
+        return tuple(record for record in self.records.values() if record.status == FAILED)
 
 
 def run_plan(
@@ -70,8 +75,7 @@ def check_metrics(plan: Plan, gates: Sequence[Gate]) -> None:
         raise ConfigError("--fail-below lpips needs LPIPS, whose weights are missing; fetch them: undelta fetch lpips")
     if any(gate.metric == "ssim" for gate in gates):
         simulated = [trial.simulated for trial in plan.trials]
-        pictures = {(scenario.data, scenario.image_size): scenario for scenario in simulated}
-        for scenario in pictures.values():
+        for scenario in {(one.data, one.image_size): one for one in simulated}.values():
             side = min(scenario.image_spec().shape[1:])
             if side < WINDOW:
                 raise ConfigError(
@@ -86,8 +90,4 @@ def judge_job(plan: Plan, store: RunDirectory, gates: Sequence[Gate] = ()) -> Au
     records = {key: record for key, record in found.items() if record}
     verdicts = judge(plan.trials, records, plan.thresholds)
     write_bytes(store.directory / "verdict.json", to_json(verdicts))
-    return Audited(
-        verdicts=tuple(verdicts),
-        offenses=tuple(offenses(verdicts, gates)),
-        failed=tuple(record for record in records.values() if record.status == FAILED),
-    )
+    return Audited(verdicts=tuple(verdicts), offenses=tuple(offenses(verdicts, gates)), records=records)

@@ -51,9 +51,9 @@ def contains_job(
     channels, height, width = observation.image.shape
     if height != width:
         raise DataError(f"the update's images are {height} x {width}; only squares can be cut from pictures")
-    paths = (
-        sorted(path for path in images.iterdir() if path.suffix.lower() in SUFFIXES) if images.is_dir() else [images]
-    )
+    paths = [images]
+    if images.is_dir():
+        paths = sorted(path for path in images.iterdir() if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise DataError(f"{images}: no pictures in it ({', '.join(sorted(SUFFIXES))})")
     candidates = torch.stack([_in_channels(read_picture(path, height), channels) for path in paths])

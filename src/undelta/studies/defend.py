@@ -15,8 +15,7 @@ from undelta.studies.audit import Audited, run_plan
 from undelta.studies.ladder import REFERENCE, Rung, ladder, reference
 from undelta.studies.screen import SILENT, Screen
 from undelta.studies.utility import Federation, measure_all
-from undelta.trials.config import read_toml, to_toml, toml_lines
-from undelta.trials.directory import RunDirectory
+from undelta.trials.config import read_toml, to_document
 from undelta.trials.plan import Plan, make_plan
 from undelta.trials.pool import Workers
 from undelta.trials.tradeoff import DEFEND, Point, Tradeoff, Utility, compare, make_point
@@ -79,15 +78,14 @@ def defend_job(
     for note in notes:
         say(f"Note: {note}.")
     audited = run_plan(plan, out=out, workers=workers, retry_failed=retry_failed, say=say, screen=screen)
-    scenarios = {trial.defense: trial.simulated for trial in plan.trials}
     federations = {
-        defense: [Federation.of(scenario, rounds=file.rounds, seed=seed) for seed in file.seeds]
-        for defense, scenario in scenarios.items()
+        trial.defense: [Federation.of(trial.simulated, rounds=file.rounds, seed=seed) for seed in file.seeds]
+        for trial in plan.trials
     }
     every = [federation for group in federations.values() for federation in group]
     utilities = measure_all(out, every, replace(workers or Workers(), slurm=file.slurm), say=say)
     measured = {defense: [utilities[one.key] for one in group] for defense, group in federations.items()}
-    tradeoff = _tradeoff(file, plan, audited, RunDirectory(out), measured, notes)
+    tradeoff = _tradeoff(file, plan, audited, measured, notes)
     write_bytes(out / DEFEND, to_json(tradeoff))
     return Defended(tradeoff=tradeoff, audited=audited)
 
@@ -109,44 +107,28 @@ def plan_of(file: DefendFile, *, where: str) -> tuple[Plan, list[str]]:
     if not rungs:
         rungs, notes = ladder(scenario, seed=file.seeds[0] if file.seeds else 0)
     rungs.append(reference(scenario))
-    lines = [f"name = {to_toml(file.name)}", f"seeds = {to_toml(file.seeds)}"]
-    lines += ["", "[scenario]", *toml_lines(file.scenario)]
-    for title, tables in (("attacks", file.attacks), ("defenses", rungs)):
-        for table in tables:
-            lines += ["", f"[[{title}]]", *toml_lines(table)]
-    lines += ["", "[verdict]", *toml_lines(asdict(file.verdict))]
-    if file.slurm:
-        lines += ["", "[slurm]", *toml_lines(file.slurm)]
-    text = "\n".join(lines) + "\n"
     values = {
         "name": file.name,
-        "seeds": list(file.seeds),
+        "seeds": file.seeds,
         "scenario": file.scenario,
-        "attacks": list(file.attacks),
+        "attacks": file.attacks,
         "defenses": rungs,
         "verdict": asdict(file.verdict),
         "slurm": file.slurm,
     }
-    return make_plan(text, values, where=where), notes
+    return make_plan(to_document(values), values, where=where), notes
 
 
 def _tradeoff(
-    file: DefendFile,
-    plan: Plan,
-    audited: Audited,
-    store: RunDirectory,
-    utilities: Mapping[str, Sequence[Utility]],
-    notes: Sequence[str],
+    file: DefendFile, plan: Plan, audited: Audited, utilities: Mapping[str, Sequence[Utility]], notes: Sequence[str]
 ) -> Tradeoff:
-    found = {key: store.record(key) for key in plan.keys}
-    records = {key: record for key, record in found.items() if record}
     points: dict[str, Point] = {}
     for verdict in audited.verdicts:
         own = [trial for trial in plan.trials if trial.defense == verdict.defense]
-        points[verdict.defense] = make_point(verdict, own, records, utilities[verdict.defense])
+        points[verdict.defense] = make_point(verdict, own, audited.records, utilities[verdict.defense])
     nothing = points.pop(REFERENCE)
     tested = [utility for group in utilities.values() for utility in group]
-    last = max(records.values(), key=lambda record: record.date or "")
+    last = max(audited.records.values(), key=lambda record: record.date or "")
     reasons = dict.fromkeys(f"no accuracy: {utility.error}" for utility in tested if utility.error)
     return Tradeoff(
         name=file.name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ Rung = dict[str, Any]
 CLIPPING = (0.5, 0.1)  # of the update's norm
 NOISE = (0.3, 1.0, 3.0)  # of the root mean square of its entries
 PRUNING = (0.9, 0.99)
-BITS = (8, 4, 1)
+BITS = {"8 bits": 8, "4 bits": 4, "signs": 1}
 SOTERIA = (0.4, 0.8)
 MIXUP = (1.0,)
 EPSILONS = (50.0, 8.0, 1.0)  # of one round
@@ -40,25 +40,34 @@ AGGREGATES = (2, 4)
 
 def reference(scenario: Scenario) -> Rung:
     """An update that carries no information: what an attack makes of it is the level of noise."""
-    return {"name": REFERENCE, "defenses": [*map(dict, scenario.defenses), {"defense": "pure_noise"}]}
+    return _rung(scenario, REFERENCE, {"defense": "pure_noise"})
 
 
 def ladder(scenario: Scenario, *, seed: int) -> tuple[list[Rung], list[str]]:
     """The rungs, and notes on what is left out."""
-    rungs = list(_on_updates(scenario, seed))
     image = scenario.image_spec()
     model = initial_model(scenario, image, seed=seed, dtype=torch.float32)
     normed = any(isinstance(module, _BatchNorm) for module in model.modules())
-    if normed:
-        rungs.append(_rung(scenario, "no BatchNorm statistics", {"defense": "withholding"}))
-    rungs += [_rung(scenario, f"mixup {alpha:g}", {"defense": "mixup", "alpha": alpha}) for alpha in MIXUP]
-    rungs += [_rung(scenario, f"soteria {ratio:g}", {"defense": "soteria", "ratio": ratio}) for ratio in SOTERIA]
+    norm, spread = _size_of_update(scenario, seed)
+    rungs = [
+        *_rungs(scenario, "clipping", "norm", [_round(share * norm) for share in CLIPPING]),
+        *_rungs(scenario, "noise", "scale", [_round(share * spread) for share in NOISE]),
+        *_rungs(scenario, "pruning", "ratio", PRUNING),
+        *(_rung(scenario, name, {"defense": "quantization", "bits": bits}) for name, bits in BITS.items()),
+        *([_rung(scenario, "no BatchNorm statistics", {"defense": "withholding"})] if normed else []),
+        *_rungs(scenario, "mixup", "alpha", MIXUP),
+        *_rungs(scenario, "soteria", "ratio", SOTERIA),
+    ]
     notes: list[str] = []
-    grouped = _with_group_norm(scenario) if normed else None
-    if grouped:
+    grouped: dict[str, Any] = {}
+    builder = MODELS.get(scenario.model)
+    if normed and builder and "norm" in inspect.signature(builder).parameters:
+        grouped = {"model_arguments": {**scenario.model_arguments, "norm": "group"}}
         rungs.append({"name": "GroupNorm", **grouped})
     try:
-        rungs += _private(scenario, grouped or {}, possible=not normed or grouped is not None)
+        if normed and not grouped:
+            raise ConfigError("BatchNorm mixes examples, and this model takes no other norm")
+        rungs += _private(scenario, grouped)
     except UndeltaError as problem:
         notes.append(f"DP-SGD is left out: {problem}")
     rungs += _plain_fields(scenario)
@@ -80,31 +89,23 @@ def _rung(scenario: Scenario, name: str, *defenses: dict[str, Any], **fields: An
     return {"name": name, **fields, "defenses": [*map(dict, scenario.defenses), *defenses]}
 
 
-def _on_updates(scenario: Scenario, seed: int) -> Iterator[Rung]:
+def _rungs(scenario: Scenario, defense: str, setting: str, strengths: Sequence[float]) -> Iterator[Rung]:
+    for value in strengths:
+        yield _rung(scenario, f"{defense} {value:g}", {"defense": defense, setting: value})
+
+
+def _size_of_update(scenario: Scenario, seed: int) -> tuple[float, float]:
+    """The norm of what the first client sends, and the root mean square of its entries."""
     plain = replace(scenario, aggregate=1)
     observation = disclose(plain.draw(seed), plain, seed=seed)
-    names = list(parameters_of(observation.model()))
-    update = difference(observation.received, observation.initial, names)
+    update = difference(observation.received, observation.initial, list(parameters_of(observation.model())))
     norm = float(inner(update, update).sqrt())
-    spread = norm / math.sqrt(sum(value.numel() for value in update.values()))
     if norm == 0:
         raise ConfigError("the scenario's own update is zero, so nothing can be learned from it or with it")
-    for share in CLIPPING:
-        bound = _round(share * norm)
-        yield _rung(scenario, f"clipping {bound:g}", {"defense": "clipping", "norm": bound})
-    for share in NOISE:
-        scale = _round(share * spread)
-        yield _rung(scenario, f"noise {scale:g}", {"defense": "noise", "scale": scale})
-    for ratio in PRUNING:
-        yield _rung(scenario, f"pruning {ratio:g}", {"defense": "pruning", "ratio": ratio})
-    for bits in BITS:
-        name = "signs" if bits == 1 else f"{bits} bits"
-        yield _rung(scenario, name, {"defense": "quantization", "bits": bits})
+    return norm, norm / math.sqrt(sum(value.numel() for value in update.values()))
 
 
-def _private(scenario: Scenario, fields: dict[str, Any], *, possible: bool) -> Iterator[Rung]:
-    if not possible:
-        raise ConfigError("BatchNorm mixes examples, and this model takes no other norm")
+def _private(scenario: Scenario, fields: dict[str, Any]) -> Iterator[Rung]:
     for epsilon in EPSILONS:
         multiplier = noise_for(scenario, epsilon)
         name = f"dp_sgd, epsilon {epsilon:g} a round"
@@ -127,13 +128,6 @@ def noise_for(scenario: Scenario, epsilon: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
     return math.ceil(high * 1000) / 1000
-
-
-def _with_group_norm(scenario: Scenario) -> dict[str, Any] | None:
-    builder = MODELS.get(scenario.model)
-    if builder is None or "norm" not in inspect.signature(builder).parameters:
-        return None
-    return {"model_arguments": {**scenario.model_arguments, "norm": "group"}}
 
 
 def _plain_fields(scenario: Scenario) -> Iterator[Rung]:

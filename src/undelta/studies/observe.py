@@ -69,12 +69,11 @@ def _image(
     if classes is None:
         if model in MODELS:
             raise ConfigError(f"the built-in model {model!r} is made for a number of classes; give --classes")
-        classes = count_classes(
-            make_model(Architecture(name=model, arguments=arguments), shape=shape, classes=1), shape
-        )
-    channels = {key: numbers(key, text, float) for key, text in (("--mean", mean), ("--std", std))}
-    spread = {key: values * shape[0] if len(values) == 1 else values for key, values in channels.items()}
-    return ImageSpec(shape=shape, mean=spread["--mean"], std=spread["--std"], classes=classes)
+        named = Architecture(name=model, arguments=arguments)
+        classes = count_classes(make_model(named, shape=shape, classes=1), shape)
+    channels = [numbers("--mean", mean, float), numbers("--std", std, float)]
+    means, deviations = (values * shape[0] if len(values) == 1 else values for values in channels)
+    return ImageSpec(shape=shape, mean=means, std=deviations, classes=classes)
 
 
 def _labels(words: str) -> Tensor:

@@ -29,12 +29,7 @@ from undelta.trials.directory import CHECKPOINT, CONFIGURATION, PICTURES, RECONS
 from undelta.trials.leases import Lease, LeaseLost, Leases
 from undelta.trials.outcomes import compare
 from undelta.trials.pictures import write_sheet
-from undelta.trials.record import (
-    Record,
-    describe_scenario,
-    summary,
-    with_score,
-)
+from undelta.trials.record import Record, describe_scenario, summary, with_score
 from undelta.trials.trial import Recorded, Trial, run
 
 SHEET = "reconstruction.png"
@@ -69,6 +64,7 @@ def attack_job(
     seed: int,
     model: str | None = None,
     overwrite: bool = False,
+    keep: bool = False,
     checkpoint_seconds: float = 30.0,
     device: str = "auto",
     memory: int = MEMORY,
@@ -87,7 +83,8 @@ def attack_job(
         out: The run directory.
         seed: Of the attack.
         model: A custom model, which the user trusts.
-        overwrite: Whether to run it again if it is finished.
+        overwrite: Whether to run it again if it is finished, which is an error otherwise.
+        keep: Whether to return what is there instead.
         checkpoint_seconds: What a kill may cost.
         device: Where the attack runs.
         memory: Bytes that it may keep in order to save time.
@@ -96,9 +93,11 @@ def attack_job(
     make_attack(attack, arguments)  # complains before anything is read
     recorded = Recorded.of(observation_path, model=model)
     trial = Trial(scenario=recorded, attack=attack, arguments=arguments, seed=seed, name=summary(recorded.about))
-    ranks.join(device_of(device))
     store = RunDirectory(out)
     folder = store.folder(trial.key)
+    if keep and store.status(trial.key) is not None and (earlier := store.record(trial.key)):
+        return earlier
+    ranks.join(device_of(device))
     try:
         with _begin(store, trial, overwrite=overwrite) as check:
 
@@ -208,7 +207,7 @@ def score_job(
         raise DataError(f"{truth_path} is the truth of another observation than the one that {directory} attacked")
     observation = _attacked(recorded[0], observation_path, model)
     scored, rows = [], [("original", private.images)]
-    for key in [record.key for record in recorded]:
+    for key in (record.key for record in recorded):
         lease = Leases(worker="score").acquire(store.folder(key))
         if lease is None:
             raise ConfigError(f"{directory}: an attack in it is running; score it when it is done")
@@ -245,13 +244,12 @@ def _reconstruction(record: Record, path: Path) -> Reconstruction:
 
 def _attacked(record: Record, path: Path | None, model: str | None) -> Observation | None:
     """The observation that a run attacked; None if it is not where it was, or a custom model is not named."""
-    if path is None:
-        try:
-            observation = load_observation(str(record.observation_file), model=model)
-        except UndeltaError:
-            return None
-    else:
-        observation = load_observation(path, model=model)
+    try:
+        observation = load_observation(path or str(record.observation_file), model=model)
+    except UndeltaError:
+        if path is not None:
+            raise
+        return None
     if digest_of(observation) == record.observation:
         return observation
     if path is not None:

@@ -48,47 +48,41 @@ class Federation:
     @staticmethod
     def of(scenario: Scenario, *, rounds: int, seed: int) -> Federation:
         """Without what only the attacker is concerned with, so that equal federations are measured once."""
-        return Federation(
-            scenario=replace(scenario, rounds=0, aggregate=1, grant_labels=True), rounds=rounds, seed=seed
-        )
+        plain = replace(scenario, rounds=0, aggregate=1, grant_labels=True)
+        return Federation(scenario=plain, rounds=rounds, seed=seed)
 
     @property
     def key(self) -> str:
-        """Names it by its content."""
         content = {"scenario": describe_scenario(self.scenario), "rounds": self.rounds, "seed": self.seed}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
-    def unmeasured(self, error: str | None) -> Utility:
-        """The result without an accuracy."""
-        epsilon, delta = self.scenario.privacy(self.rounds) or (None, None)
-        return Utility(
-            accuracy=None,
-            error=error,
-            epsilon=epsilon,
-            delta=delta,
-            rounds=self.rounds,
-            seed=self.seed,
-            scenario=describe_scenario(self.scenario),
-            versions=versions(),
-        )
-
 
 def measure(federation: Federation) -> Utility:
-    """Train and test."""
+    """Train and test; without an accuracy where that cannot be done, and why."""
     began = time.perf_counter()
     scenario, seed = federation.scenario, federation.seed
+    epsilon, delta = scenario.privacy(federation.rounds) or (None, None)
+    unmeasured = Utility(
+        accuracy=None,
+        epsilon=epsilon,
+        delta=delta,
+        rounds=federation.rounds,
+        seed=seed,
+        scenario=describe_scenario(scenario),
+        versions=versions(),
+    )
     test = scenario.draw_held_out(seed, MOST_TEST_IMAGES)
     if not len(test):
-        return federation.unmeasured(f"the clients have all images of {scenario.data}, so none is left to test with")
+        reason = f"the clients have all images of {scenario.data}, so none is left to test with"
+        return replace(unmeasured, error=reason)
     try:
         image = scenario.image_spec()
         training = replace(scenario, rounds=federation.rounds)
         model = federate(training, scenario.draw_all(seed), image, seed=seed, dtype=torch.float32)
         measured = accuracy(model, test, image, scenario)
     except UndeltaError as problem:
-        return federation.unmeasured(str(problem))
-    seconds = time.perf_counter() - began
-    return replace(federation.unmeasured(None), accuracy=measured, test_images=len(test), seconds=seconds)
+        return replace(unmeasured, error=str(problem))
+    return replace(unmeasured, accuracy=measured, test_images=len(test), seconds=time.perf_counter() - began)
 
 
 def accuracy(model: nn.Module, test: Private, image: ImageSpec, scenario: Scenario) -> float:
@@ -122,11 +116,9 @@ class Measurements(FolderTasks):
     """By key."""
 
     def status(self, key: str) -> str | None:
-        """How a measurement ended, or None."""
         return "completed" if (self.folder(key) / UTILITY).exists() else None
 
     def attempt(self, key: str, lease: Lease) -> None:
-        """Measure."""
         result = measure(self.federations[key])
         lease.check()
         write_bytes(self.folder(key) / UTILITY, to_json(asdict(result)))
@@ -139,7 +131,6 @@ class Measurements(FolderTasks):
         """Nothing is left beside a result."""
 
     def result(self, key: str) -> Utility:
-        """A measurement."""
         path = self.folder(key) / UTILITY
         try:
             return parse(Utility, load_json(path), where=str(path), error=DataError)

@@ -107,3 +107,17 @@ def _key(key: str) -> str:
 def toml_lines(table: Mapping[str, Any]) -> list[str]:
     """A table's keys and values, a line each."""
     return [f"{_key(key)} = {to_toml(value)}" for key, value in table.items() if value is not None]
+
+
+def to_document(values: Mapping[str, Any]) -> str:
+    """A whole file, as a table of values and below them its tables; empty tables are left out."""
+    tables: list[str] = []
+    plain: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            tables += ["", f"[{_key(key)}]", *toml_lines(value)] if value else []
+        elif isinstance(value, Sequence) and value and all(isinstance(item, Mapping) for item in value):
+            tables += [line for item in value for line in ("", f"[[{_key(key)}]]", *toml_lines(item))]
+        else:
+            plain[key] = value
+    return "".join(f"{line}\n" for line in (*toml_lines(plain), *tables))

@@ -19,11 +19,10 @@ from undelta.studies.reproduce.reproductions import (
     STAGES,
     TUNED,
     TUNING,
-    Cell,
     Reproduction,
     cells_of,
 )
-from undelta.studies.reproduce.results import Measured, Results, advantage, gather
+from undelta.studies.reproduce.results import Cell, Results, advantage, gather
 from undelta.studies.reproduce.scales import SMOKE
 from undelta.trials.record import Record
 from undelta.trials.tuning_file import Evaluation
@@ -97,7 +96,7 @@ def test_an_advantage_is_paired_by_seed_and_knows_its_spread() -> None:
     beyond = advantage(noisy.at(row, "AWA"), noisy.at(row, "linear weights"), "psnr")
     assert beyond is not None
     assert beyond.sign == 1
-    assert advantage(noisy.at(row, "AWA"), Measured(cell=noisy.at(row, "AWA").cell, records=()), "psnr") is None
+    assert advantage(noisy.at(row, "AWA"), replace(noisy.at(row, "AWA"), records=()), "psnr") is None
 
 
 def test_the_order_of_methods_holds_if_it_is_the_papers() -> None:
@@ -135,7 +134,7 @@ def test_the_order_of_methods_fails_if_it_is_another() -> None:
 
 def test_a_claim_holds_in_part_from_half_of_the_comparisons_on() -> None:
     def best_in(count: int) -> Quality:
-        cases = {str(row.case) for row in COMPARISON.rows[:count]}
+        cases = {str(case) for case in list(COMPARISON.table)[:count]}
         return lambda cell, _: (14, 0.6, 0.4) if cell.method == "AWA" and cell.row in cases else (10, 0.5, 0.5)
 
     outcomes = [claims(COMPARISON, best_in(count))[0].outcome for count in (10, 9, 5, 4, 1)]

@@ -23,9 +23,9 @@ from undelta.errors import ConfigError, UndeltaError
 from undelta.files import to_json
 from undelta.report import write_report
 from undelta.studies.reproduce import job
-from undelta.studies.reproduce.job import Asked, make_plan, reproduce_job
+from undelta.studies.reproduce.job import make_plan, reproduce_job
 from undelta.studies.reproduce.published import AWA
-from undelta.studies.reproduce.reproductions import REPRODUCTIONS, cells_of
+from undelta.studies.reproduce.reproductions import REPRODUCTIONS, Asked, cells_of
 from undelta.studies.reproduce.scales import SCALES, Scale
 from undelta.studies.reproduce.tuned import MARKS, tune
 from undelta.studies.tuning import jobs
@@ -250,7 +250,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_tuning_is_the_papers_procedure_with_the_scales_numbers(
     asked: dict[str, Any], tmp_path: Path, scale: Scale
 ) -> None:
-    tune(scale, tmp_path, data="faces", seed=3, workers=Workers(count=2), checkpoint_seconds=5.0)
+    planned = Asked(scale=scale.name, data="faces", seeds=(3,), names=("tuning",))
+    tune(planned, tmp_path, workers=Workers(count=2), checkpoint_seconds=5.0)
     assert asked["prune"] is False  # the paper evaluates every trial in full
     assert (asked["trials"], asked["random"]) == (scale.tuning_trials, scale.tuning_random)
     assert (asked["steps"], asked["seed"], asked["workers"].count) == (scale.tuning_iterations, 3, 2)
@@ -275,7 +276,8 @@ def test_a_tuning_is_repeatable_unless_more_workers_are_asked_for(
 
 
 def test_weights_that_were_tuned_for_something_else_are_refused(asked: dict[str, Any], tmp_path: Path) -> None:
-    tune(SCALES["smoke"], tmp_path, data="faces", seed=0, workers=Workers(count=1), checkpoint_seconds=5.0)
+    planned = Asked(scale="smoke", data="faces", seeds=(0,), names=("tuning",))
+    tune(planned, tmp_path, workers=Workers(count=1), checkpoint_seconds=5.0)
     (tmp_path / "tuning").mkdir()
     q = "\n".join(f"{key} = {value}" for key, value in vars(PAPER_Q).items())
     (tmp_path / "tuning" / "weights.toml").write_text(f"[q]\n{q}\n")  # and killed before the audit began

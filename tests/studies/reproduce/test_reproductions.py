@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from undelta.errors import ConfigError, DataError
-from undelta.studies.reproduce.job import Asked, listing, make_plan
+from undelta.studies.reproduce.job import listing, make_plan
 from undelta.studies.reproduce.published import Case
 from undelta.studies.reproduce.reproductions import (
     COMPARISON,
@@ -20,11 +20,12 @@ from undelta.studies.reproduce.reproductions import (
     STRONGEST,
     TUNED,
     TUNING,
-    Cell,
+    Asked,
     Reproduction,
     cells_of,
     find_reproductions,
 )
+from undelta.studies.reproduce.results import Cell
 from undelta.studies.reproduce.scales import CPU, PAPER, SCALES, SMOKE, Scale, find_scale
 from undelta.studies.reproduce.tuned import tuned_weights
 from undelta.trials.config import toml_lines

@@ -8,7 +8,7 @@ import pytest
 
 from undelta.studies.tuning.proposals import Proposals
 from undelta.studies.tuning.storage import open_storage
-from undelta.studies.tuning.study import Slots, make_pruner, open_study
+from undelta.studies.tuning.study import Slots
 
 from .bowl import SIDES, OpenSlots
 
@@ -28,14 +28,15 @@ def open_slots(tmp_path: Path) -> OpenSlots:
         grace: int = 120,
         name: str = "bowl",
     ) -> Slots:
-        opened = open_storage(storage, directory, heartbeat=1, grace=grace)
-        study = open_study(
-            opened,
-            name,
-            sampler=Proposals(SIDES, seed=seed, random=random),
-            pruner=make_pruner(prune=prune, random=random, warmup=3),
+        return Slots(
+            open_storage(storage, directory, heartbeat=1, grace=grace),
+            Proposals(SIDES, seed=seed, random=random),
+            name=name,
             direction="minimize",
+            prune=prune,
+            warmup=3,
+            total=total,
+            worker="test",
         )
-        return Slots(study, opened, total=total, worker="test")
 
     return opened

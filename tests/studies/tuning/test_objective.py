@@ -36,7 +36,7 @@ def value(objective: Objective, settings: dict[str, Any] = SETTINGS) -> tuple[fl
 
 
 def mismatch(observation: Observation, steps: int = 60) -> Mismatch:
-    return Mismatch(observation, attack="awa", arguments={"steps": steps}, seed=3)
+    return Mismatch(observation=observation, attack="awa", arguments={"steps": steps}, seed=3)
 
 
 def test_f_is_the_attacks_own_unweighted_mismatch_at_the_end(observation: Observation) -> None:
@@ -148,7 +148,8 @@ def test_images_that_do_not_fit_the_model_are_refused(observation: Observation) 
 
 def test_quality_is_the_mean_psnr_over_the_shadows(observation: Observation) -> None:
     arguments = {"steps": 12}
-    objective = ShadowQuality(observation, public="digits", draws=2, attack="awa", arguments=arguments, seed=4)
+    clients = [cast_shadow(observation, "digits", seed=4, draw=draw) for draw in range(2)]
+    objective = ShadowQuality(shadows=clients, attack="awa", arguments=arguments, seed=4)
     found, reports = value(objective)
     attack = awa(q=Q(**POINT, norm=1.0), steps=12)
     scores = [
@@ -165,7 +166,8 @@ def test_quality_is_the_mean_psnr_over_the_shadows(observation: Observation) -> 
 
 def test_neither_objective_changes_when_the_private_images_do(private: Private, observation: Observation) -> None:
     def both() -> list[float]:
-        shadows = ShadowQuality(observation, public="digits", draws=1, attack="awa", arguments={"steps": 11}, seed=0)
+        clients = [cast_shadow(observation, "digits", seed=0)]
+        shadows = ShadowQuality(shadows=clients, attack="awa", arguments={"steps": 11}, seed=0)
         return [value(mismatch(observation, steps=11))[0], value(shadows)[0]]
 
     before = both()

@@ -10,18 +10,17 @@ import optuna
 import pytest
 import torch
 from optuna._gp import acqf, gp, prior, search_space
-from optuna.distributions import FloatDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.integrate import quad
 from scipy.stats import norm
 
 from undelta.studies.tuning.proposals import DIVERGED, SLOT, estimate, propose, what_is_known
-from undelta.studies.tuning.space import distributions
 from undelta.studies.tuning.worker import evaluate
 
 from .bowl import SIDES, Bowl, OpenSlots
 
-SPACE = distributions(SIDES)
+SPACE: dict[str, BaseDistribution] = dict(SIDES)
 MINIMIZE = optuna.study.StudyDirection.MINIMIZE
 
 
@@ -108,7 +107,7 @@ def test_another_seed_proposes_other_points(open_slots: OpenSlots, tmp_path: Pat
 def trial(
     slot: int, value: float | None, reports: dict[int, float], state: TrialState, **attributes: bool
 ) -> FrozenTrial:
-    point = {side.name: side.low + (side.high - side.low) * (0.05 + 0.13 * slot) for side in SIDES}
+    point = {name: side.low + (side.high - side.low) * (0.05 + 0.13 * slot) for name, side in SIDES.items()}
     return create_trial(
         state=state,
         value=value,
@@ -148,7 +147,7 @@ def test_a_diverged_trial_counts_as_the_worst(lost: FrozenTrial) -> None:
 
 def test_the_point_of_a_pruned_trial_is_not_proposed_again() -> None:
     def proposal(trials: list[FrozenTrial]) -> dict[str, float]:
-        return propose(trials, SPACE, MINIMIZE, seed=0, slot=5, random=3)
+        return propose(trials, SIDES, MINIMIZE, seed=0, slot=5, random=3)
 
     first = proposal(COMPLETED)
     assert proposal(COMPLETED) == first  # without news, nothing changes
@@ -161,7 +160,7 @@ def test_the_point_of_a_pruned_trial_is_not_proposed_again() -> None:
         intermediate_values={20: 2.0},
     )
     second = proposal([*COMPLETED, pruned])
-    assert max(abs(second[side.name] - first[side.name]) / (side.high - side.low) for side in SIDES) > 0.05
+    assert max(abs(second[name] - first[name]) / (side.high - side.low) for name, side in SIDES.items()) > 0.05
 
 
 def test_trials_under_way_are_known_and_failed_ones_are_not() -> None:

@@ -14,22 +14,21 @@ from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.observation.withhold import only_layers
 from undelta.schema import parse
-from undelta.studies.tuning.space import PAPER, WIDE, choose_space, names, settings_of
+from undelta.studies.tuning.space import PAPER, WIDE, choose_space, settings_of
 
 
 def test_the_default_box_is_the_papers() -> None:
     """AWA tab_search_ranges_BO, with the paper's names for the fields."""
     papers = {"conv": "q_cv", "norm": "q_bn", "linear": "q_fc", "enhanced": "q_en"}
-    found = {papers.get(side.name, side.name): (side.low, side.high, side.log) for side in PAPER}
+    found = {papers.get(name, name): (side.low, side.high, side.log) for name, side in PAPER.items()}
     weights = dict.fromkeys(("q_cv", "q_bn", "q_fc", "q_en"), (1, 1000, False))
     assert found == {**weights, "p_mean": (0, 0.5, False), "p_var": (0, 0.5, False)}
 
 
 def test_the_wide_box_lets_ramps_decrease_and_moves_the_rest() -> None:
-    sides = {side.name: side for side in WIDE}
     for kind in ("conv", "norm", "linear", "other", "enhanced"):
-        assert (sides[kind].low, sides[kind].high, sides[kind].log) == (1e-3, 1e3, True)
-    assert {"position", "tv", "bn"} < set(sides)
+        assert (WIDE[kind].low, WIDE[kind].high, WIDE[kind].log) == (1e-3, 1e3, True)
+    assert {"position", "tv", "bn"} < set(WIDE)
 
 
 def seen(model: str, **arguments: Any) -> Observation:
@@ -55,25 +54,25 @@ def test_only_the_kinds_of_layers_that_a_model_has_are_searched(
     model: str, arguments: dict[str, Any], paper: tuple[str, ...], wide: tuple[str, ...]
 ) -> None:
     observation = seen(model, **arguments)
-    assert names(choose_space("paper", observation, "awa", {})) == (*paper, *ENHANCEMENT)
-    assert names(choose_space("wide", observation, "awa", {})) == (*paper, *ENHANCEMENT, *wide)
+    assert tuple(choose_space("paper", observation, "awa", {})) == (*paper, *ENHANCEMENT)
+    assert tuple(choose_space("wide", observation, "awa", {})) == (*paper, *ENHANCEMENT, *wide)
 
 
 def test_tokens_of_a_transformer_are_searched_in_the_wide_box_only() -> None:
     observation = seen("vit", patch=8, width=16, depth=1, heads=2)
-    assert "other" in names(choose_space("wide", observation, "awa", {}))
-    assert "other" not in names(choose_space("paper", observation, "awa", {}))
+    assert "other" in tuple(choose_space("wide", observation, "awa", {}))
+    assert "other" not in tuple(choose_space("paper", observation, "awa", {}))
 
 
 def test_layers_that_were_not_received_are_not_searched(observation: Observation) -> None:
     layer = next(name for name in observation.received if "weight" in name).removesuffix(".weight")
     part = only_layers(observation, [layer])
-    assert "linear" not in names(choose_space("paper", part, "awa", {}))
-    assert "conv" in names(choose_space("paper", part, "awa", {}))
+    assert "linear" not in tuple(choose_space("paper", part, "awa", {}))
+    assert "conv" in tuple(choose_space("paper", part, "awa", {}))
 
 
 def test_the_linear_form_has_nothing_to_enhance(observation: Observation) -> None:
-    assert names(choose_space("paper", observation, "awa", {"form": "linear"})) == ("conv", "linear")
+    assert tuple(choose_space("paper", observation, "awa", {"form": "linear"})) == ("conv", "linear")
 
 
 @pytest.mark.parametrize(

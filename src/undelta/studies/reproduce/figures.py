@@ -18,13 +18,16 @@ from undelta.report.ticks import named_axis
 from undelta.report.tuning import tuning as drawn_tuning
 from undelta.studies.reproduce.published import PRINTED
 from undelta.studies.reproduce.reproductions import Reproduction
-from undelta.studies.reproduce.results import Measured, Results
+from undelta.studies.reproduce.results import Cell, Results
 from undelta.trials.pictures import write_sheet
 from undelta.trials.tuning_file import TuningFile
 
 MOST_IMAGES = 64  # of one client in a picture
 WIDE = (760, 300)
 PAPER_STYLE = 7
+
+Points = Sequence[tuple[float, float, str]]
+"""Where each is, and what it says."""
 
 
 def write_charts(reproduction: Reproduction, results: Results, directory: Path) -> list[str]:
@@ -65,24 +68,24 @@ def _short(results: Results) -> tuple[str, list[str]]:
 
 def _over_cases(results: Results, metric: str) -> list[Series]:
     series = []
-    for style, method in enumerate(results.methods):
-        series += _series(method, style, [results.at(row, method) for row in results.rows], metric)
-    drawn = [method for method in results.methods if any(results.at(row, method).cell.figures for row in results.rows)]
-    if len(drawn) == 1:
-        cells = [results.at(row, drawn[0]) for row in results.rows]
-        series += _printed(f"{drawn[0]} in the paper", cells, metric)
-    return series
+    lines = {method: [results.at(row, method) for row in results.rows] for method in results.methods}
+    for style, (method, cells) in enumerate(lines.items()):
+        series += _measured(method, style, cells, metric)
+    printed = [method for method in lines if results.printed(method)]
+    return (
+        [*series, *_printed(f"{printed[0]} in the paper", lines[printed[0]], metric)] if len(printed) == 1 else series
+    )
 
 
 def _over_methods(results: Results, metric: str) -> list[Series]:
     cells = [results.at(results.rows[0], method) for method in results.methods]
-    return [*_series("here", 0, cells, metric), *_printed("in the paper", cells, metric)]
+    return [*_measured("here", 0, cells, metric), *_printed("in the paper", cells, metric)]
 
 
-def _series(name: str, style: int, cells: Sequence[Measured], metric: str) -> list[Series]:
+def _measured(name: str, style: int, cells: Sequence[Cell], metric: str) -> list[Series]:
     """All seeds as points, and a line through their means."""
     points = [
-        Mark(place, value, f"{cell.cell.method}, {cell.cell.here}, seed {record.seed}: {METRICS[metric].show(value)}")
+        Mark(place, value, f"{cell.method}, {cell.here}, seed {record.seed}: {METRICS[metric].show(value)}")
         for place, cell in enumerate(cells)
         for record in cell.scored
         if (value := value_of(record, metric)) is not None
@@ -91,11 +94,12 @@ def _series(name: str, style: int, cells: Sequence[Measured], metric: str) -> li
     return _drawn(name, style, points, means)
 
 
-def _printed(name: str, cells: Sequence[Measured], metric: str) -> list[Series]:
+def _printed(name: str, cells: Sequence[Cell], metric: str) -> list[Series]:
+    values = [(place, cell.method, getattr(cell.figures, metric, None)) for place, cell in enumerate(cells)]
     points = [
-        Mark(place, value, f"{cell.cell.method}: {METRICS[metric].show(value)}")
-        for place, cell in enumerate(cells)
-        if (value := getattr(cell.cell.figures, metric, None)) is not None
+        Mark(place, value, f"{method}: {METRICS[metric].show(value)}")
+        for place, method, value in values
+        if value is not None
     ]
     return _drawn(name, PAPER_STYLE, points, points)
 
@@ -123,7 +127,7 @@ def write_pictures(
             rows.append((f"Private images (seed {one.records[0].seed})", originals / 255))
         if originals.shape == pictures.originals.shape and torch.equal(originals, pictures.originals):
             numbers = f"PSNR {METRICS['psnr'].show(one.records[0].psnr)} dB"
-            rows.append((f"{one.cell.method}, {one.cell.here}: {numbers}", pictures.reconstruction / 255))
+            rows.append((f"{one.method}, {one.here}: {numbers}", pictures.reconstruction / 255))
     if not rows:
         return None
     name = f"{reproduction.name}.png"

@@ -1,44 +1,40 @@
 """What `undelta reproduce` does: make a plan from the data, run it as an audit, and put the results beside the paper's.
 
-Names add up: several reproductions may share one directory, as one audit whose common trials run once.
+Runs accumulate: several reproductions may share one directory, as one audit whose common trials run once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from undelta.errors import ConfigError
 from undelta.files import write_bytes
 from undelta.report.read import read_audit
-from undelta.report.templates import escape
 from undelta.schema import parse
 from undelta.studies.audit import run_plan
 from undelta.studies.reproduce.findings import Finding
-from undelta.studies.reproduce.render import Setting, write_reproduction
-from undelta.studies.reproduce.reproductions import REPRODUCTIONS, Reproduction, Weights, cells_of, find_reproductions
+from undelta.studies.reproduce.render import write_reproduction
+from undelta.studies.reproduce.reproductions import (
+    REPRODUCTIONS,
+    Asked,
+    Reproduction,
+    Weights,
+    cells_of,
+    find_reproductions,
+)
 from undelta.studies.reproduce.results import gather
-from undelta.studies.reproduce.scales import SCALES, Scale, find_scale
+from undelta.studies.reproduce.scales import SCALES, find_scale
 from undelta.studies.reproduce.tuned import MARKS, check_tuned, show_trials, tune, tuned_weights
 from undelta.studies.screen import SILENT, Screen
-from undelta.trials.config import make_attack, read_toml, toml_lines
+from undelta.trials.config import make_attack, read_toml, to_document
 from undelta.trials.plan import Checks, Plan
 from undelta.trials.pool import Workers
 from undelta.trials.record import Record
 from undelta.trials.trial import Trial
 
 FINDINGS = "findings.md"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a directory was made for, as its audit.toml says under [reproduction]."""
-
-    scale: str
-    data: str
-    seeds: tuple[int, ...]
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +84,11 @@ def reproduce_job(
     failed: tuple[Record, ...] = ()
     if not render_only:
         make_plan(asked)  # complains about data and models before any work, tuning included
-        check_tuned(find_scale(asked.scale), out, asked.data)
+        check_tuned(asked, out)
         if any(REPRODUCTIONS[one].tunes for one in asked.names) and tuned_weights(out) is None:
             # One at a time unless told otherwise: proposals of several workers depend on who ends first.
-            _tune(asked, out, replace(workers, count=workers.count or 1), checkpoint_seconds, screen)
+            alone = replace(workers, count=workers.count or 1)
+            tune(asked, out, workers=alone, checkpoint_seconds=checkpoint_seconds, screen=screen)
     show_trials(out)
     if not render_only:
         failed = run_plan(
@@ -162,56 +159,29 @@ def _settle(
 
 def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
     """All trials of the directory, each once, checked as those of an audit's configuration are."""
-    scale = find_scale(asked.scale)
     trials: dict[str, Trial] = {}
     checked = Checks()
     for name in asked.names:
-        for cell in cells_of(REPRODUCTIONS[name], scale, data=asked.data, seeds=asked.seeds, tuned=tuned):
+        for cell in asked.cells(name, tuned):
             for trial in cell.trials:
                 checked(trial.simulated, f"{name}, {cell.here}")
                 make_attack(trial.attack, trial.arguments)
                 trials.setdefault(trial.key, trial)
-    title = f"The paper's experiments at {scale.name} scale"
-    values = {
-        "scale": asked.scale,
-        "data": asked.data,
-        "seeds": asked.seeds,
-        "names": asked.names,
-    }
-    head = ["# Made by `undelta reproduce`, which resumes here.", *toml_lines({"name": title}), "", "[reproduction]"]
-    text = "\n".join([*head, *toml_lines(values), ""])
-    return Plan(name=title, text=text, trials=tuple(trials.values()))
-
-
-def _tune(asked: Asked, out: Path, workers: Workers, checkpoint_seconds: float, screen: Screen) -> None:
-    tune(
-        find_scale(asked.scale),
-        out,
-        data=asked.data,
-        seed=asked.seeds[0],
-        workers=workers,
-        checkpoint_seconds=checkpoint_seconds,
-        screen=screen,
-    )
+    title = f"The paper's experiments at {asked.scale} scale"
+    text = to_document({"name": title, "reproduction": asdict(asked)})
+    head = "# Made by `undelta reproduce`, which resumes here.\n"
+    return Plan(name=title, text=head + text, trials=tuple(trials.values()))
 
 
 def _render(wanted: Sequence[Reproduction], asked: Asked, out: Path) -> dict[str, Sequence[Finding]]:
     """Tables and figures of what is wanted, and the claims of all that the directory holds."""
-    scale: Scale = find_scale(asked.scale)
-    setting = Setting(scale=scale, data=asked.data, seeds=asked.seeds)
-    audit = read_audit(out)
-    tuned = tuned_weights(out)
+    audit, tuned = read_audit(out), tuned_weights(out)
     found: dict[str, Sequence[Finding]] = {}
+    lines = [f"# Which of the paper's claims hold at {asked.scale} scale", "", f"That is {asked.size.says}.", ""]
     for name in asked.names:
-        reproduction = REPRODUCTIONS[name]
-        cells = cells_of(reproduction, scale, data=asked.data, seeds=asked.seeds, tuned=tuned)
-        found[name] = write_reproduction(reproduction, gather(cells, audit.records), audit, setting)
-    lines = [f"# Which of the paper's claims hold at {scale.name} scale", "", f"That is {scale.says}.", ""]
-    for name, findings in found.items():
-        lines += [f"## [{REPRODUCTIONS[name].title}]({name}.md)", ""]
-        lines += [
-            f"- **{finding.outcome}**: {escape(finding.says)}. {escape(finding.numbers)}" for finding in findings
-        ] + [""]
+        results = gather(asked.cells(name, tuned), audit.records)
+        found[name] = write_reproduction(REPRODUCTIONS[name], results, audit, asked)
+        lines += [f"## [{REPRODUCTIONS[name].title}]({name}.md)", "", *(one.markdown for one in found[name]), ""]
     write_bytes(out / FINDINGS, "\n".join(lines).encode("utf-8", "replace"))
     return {one.name: found[one.name] for one in wanted}
 

@@ -1,17 +1,19 @@
-"""The seven reproductions as data: cases, methods, published figures, and from these the trials of an audit."""
+"""The seven reproductions of ``reproductions.toml``: cases, methods, published figures, and from these trials."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
 from undelta.schema import parse, unknown
 from undelta.studies.reproduce import published
-from undelta.studies.reproduce.published import AGIC, APPROXIMATION, AWA, GENG, IDLG, LINEAR, Case, Figures
-from undelta.studies.reproduce.scales import Scale
+from undelta.studies.reproduce.published import AGIC, APPROXIMATION, AWA, GENG, IDLG, LINEAR, Case
+from undelta.studies.reproduce.results import Cell
+from undelta.studies.reproduce.scales import Scale, find_scale, read_named
 from undelta.trials.trial import Trial
 
 STRONGEST = "strongest (ours)"
@@ -24,17 +26,6 @@ Weights = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One update that is attacked."""
-
-    case: Case
-    figures: Mapping[str, Figures | None] = field(default_factory=dict)
-    """What the paper prints, by method; None where it has a dash."""
-    rounds: int | None = None
-    """Of a federation of several clients, before the update leaks."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reproduction:
     """A table or figure of the paper."""
 
@@ -43,98 +34,27 @@ class Reproduction:
     label: str
     """In the paper's LaTeX."""
     shows: str
-    rows: tuple[Row, ...]
+    figures: str = ""
+    """Where else than under its label the paper prints figures."""
+    cases: tuple[tuple[int, int, int], ...] = ()
+    """In place of those that have figures."""
     methods: tuple[str, ...]
     large: bool = False
     """Whether the paper takes more iterations here."""
     tunes: bool = False
     """Whether layer weights are tuned before its trials run."""
+    staged: bool = False
+    """Whether updates leak after several numbers of rounds, the scale's, of a federation of several clients."""
+
+    @property
+    def table(self) -> published.Table:
+        """What the paper prints; nothing where it has no figures of a case."""
+        printed = published.TABLES.get(self.figures or self.label, {})
+        return {case: printed.get(case, {}) for case in (Case(*case) for case in self.cases)} or printed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One method on one update: the paper's figures, and the trials that stand beside them, one per seed."""
-
-    row: str
-    """The paper's case."""
-    here: str
-    """The same at this scale."""
-    method: str
-    figures: Figures | None
-    trials: tuple[Trial, ...]
-    reason: str = ""
-    """Why there are no trials."""
-
-
-def _rows(figures: Mapping[Case, published.Row]) -> tuple[Row, ...]:
-    return tuple(Row(case=case, figures=row) for case, row in figures.items())
-
-
-COMPARISON = Reproduction(
-    name="comparison",
-    title="Four methods over ten FedAvg scenarios",
-    label="tab_compare_methods",
-    shows="iDLG, AGIC, GENG and AWA over ten (N, E, B)",
-    rows=_rows(published.COMPARISON),
-    methods=(*RIVALS, AWA, STRONGEST),
-)
-FIGURE = Reproduction(
-    name="figure-n8e32",
-    title="Four methods on eight images after 32 full-batch epochs",
-    label="fig_compare_full",
-    shows="the same four methods at N=8, E=32, B=1, as pictures",
-    rows=_rows(published.FIGURE),
-    methods=(*RIVALS, AWA, STRONGEST),
-)
-ABLATION = Reproduction(
-    name="ablation",
-    title="What layer weights add to AWA",
-    label="fig_awa_woQ",
-    shows="approximation only, with linear weights, with enhanced weights at N=16, E=16, B=1",
-    rows=_rows(published.ABLATION),
-    methods=(APPROXIMATION, LINEAR, AWA),
-)
-EPOCHS = Reproduction(
-    name="epochs",
-    title="More local epochs",
-    label="fig_awa_vary_E",
-    shows="AWA at N=32, B=4 for E=4, 8, 16 and 32",
-    rows=_rows(published.EPOCHS),
-    methods=(AWA, STRONGEST),
-)
-LARGE = Reproduction(
-    name="large",
-    title="A large client",
-    label="fig_awa_128_64",
-    shows="AWA at N=128, E=64, B=4 with five times the iterations",
-    rows=_rows(published.LARGE),
-    methods=(AWA, STRONGEST),
-    large=True,
-)
-TUNING = Reproduction(
-    name="tuning",
-    title="Layer weights by Bayesian optimization",
-    label="fig_loss_BO, tab_search_ranges_BO",
-    shows="50 trials of Q at N=16, E=32, B=4; then the tuned Q there and in two other scenarios",
-    rows=(
-        Row(case=published.TUNING_CASE),
-        *(Row(case=case, figures={AWA: published.COMPARISON[case][AWA]}) for case in (Case(8, 8, 4), Case(32, 16, 4))),
-    ),
-    methods=(APPROXIMATION, AWA, TUNED),
-    tunes=True,
-)
-STAGES = Reproduction(
-    name="stages",
-    title="Updates leaked at different stages of training",
-    label="the third contribution in the introduction",
-    shows="AWA at N=16, E=16, B=4 after several numbers of rounds of a federation of four clients",
-    rows=(Row(case=Case(16, 16, 4), rounds=0),),  # the scale adds the later rounds
-    methods=(AWA, STRONGEST),
-)
-
-REPRODUCTIONS: Mapping[str, Reproduction] = {
-    one.name: one for one in (COMPARISON, FIGURE, ABLATION, EPOCHS, LARGE, TUNING, STAGES)
-}
+REPRODUCTIONS = read_named(Reproduction, __file__)
+COMPARISON, FIGURE, ABLATION, EPOCHS, LARGE, TUNING, STAGES = REPRODUCTIONS.values()
 
 
 def find_reproductions(name: str) -> tuple[Reproduction, ...]:
@@ -146,73 +66,58 @@ def find_reproductions(name: str) -> tuple[Reproduction, ...]:
     return (REPRODUCTIONS[name],)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a directory was made for, as its audit.toml says under [reproduction]."""
+
+    scale: str
+    data: str
+    seeds: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def size(self) -> Scale:
+        """The scale behind its name."""
+        return find_scale(self.scale)
+
+    def cells(self, name: str, tuned: Weights | None) -> list[Cell]:
+        """The cells of one of the reproductions."""
+        return cells_of(REPRODUCTIONS[name], self.size, data=self.data, seeds=self.seeds, tuned=tuned)
+
+
 def cells_of(
     reproduction: Reproduction, scale: Scale, *, data: str, seeds: Sequence[int], tuned: Weights | None = None
 ) -> list[Cell]:
-    """All cells in the order of the table, with their trials.
+    """All cells in the order of the table, with a trial for each seed.
 
-    Args:
-        reproduction: Which table or figure.
-        scale: At which size.
-        data: Where images come from.
-        seeds: One trial of every cell for each.
-        tuned: Layer weights that were tuned at this scale; until there are any, cells that need them have no trials.
+    Until there are layer weights that were ``tuned`` at this scale, cells that need them have no trials.
     """
     cells = []
-    for row in rows_at(reproduction, scale):
-        at, here = _naming(row, row.case), _naming(row, scale.case(row.case))
-        scenario = _scenario(row, scale, data)
+    for (case, figures), rounds in product(reproduction.table.items(), scale.rounds if reproduction.staged else [None]):
+        stage = "" if rounds is None else f", round {rounds}"
+        here, fields = f"{scale.case(case)}{stage}", scale.scenario_of(case, data)
+        if rounds is not None:
+            fields |= {"rounds": rounds, "clients": CLIENTS, "participants": CLIENTS}
+        scenario = parse(Scenario, fields, where=f"scale {scale.name}: {scale.case(case)}", error=ConfigError)
         for method in reproduction.methods:
-            reason = _why_not(row, method, tuned)
             attack, arguments = _settings(method, reproduction, scale, tuned)
+            trials = [
+                Trial(scenario=scenario, attack=attack, arguments=arguments, seed=seed, name=here) for seed in seeds
+            ]
+            reason = "not tuned yet" if method == TUNED and tuned is None else ""
+            if figures.get(method, ()) is None:
+                reason = "not run: impractical (paper too)"
             cells.append(
                 Cell(
-                    row=at,
+                    row=f"{case}{stage}",
                     here=here,
                     method=method,
-                    figures=row.figures.get(method),
-                    trials=()
-                    if reason
-                    else tuple(
-                        Trial(scenario=scenario, attack=attack, arguments=arguments, seed=seed, name=here)
-                        for seed in seeds
-                    ),
+                    figures=figures.get(method),
+                    trials=() if reason else tuple(trials),
                     reason=reason,
                 )
             )
     return cells
-
-
-def rows_at(reproduction: Reproduction, scale: Scale) -> tuple[Row, ...]:
-    """The rows at this scale: all of them alike, but for the rounds after which updates leak."""
-    first = reproduction.rows[0]
-    if first.rounds is None:
-        return reproduction.rows
-    return tuple(Row(case=first.case, rounds=rounds) for rounds in scale.rounds)
-
-
-def _naming(row: Row, case: Case) -> str:
-    return f"{case}" if row.rounds is None else f"{case}, round {row.rounds}"
-
-
-def _scenario(row: Row, scale: Scale, data: str) -> Scenario:
-    case = scale.case(row.case)
-    fields: dict[str, Any] = {
-        "data": data,
-        "num_samples": case.samples,
-        "epochs": case.epochs,
-        "batches": case.batches,
-        **scale.scenario,
-    }
-    if row.rounds is not None:
-        fields |= {"rounds": row.rounds, "clients": CLIENTS, "participants": CLIENTS}
-    return parse(Scenario, fields, where=f"scale {scale.name}: {case}", error=ConfigError)
-
-
-def _why_not(row: Row, method: str, tuned: Weights | None) -> str:
-    if method in row.figures and row.figures[method] is None:
-        return "not run: impractical (paper too)"
-    return "not tuned yet" if method == TUNED and tuned is None else ""
 
 
 def _settings(

@@ -7,24 +7,22 @@ DIR/tuning.json             its trials, where a report looks for them
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from undelta.attacker.weights import Q
 from undelta.errors import ConfigError, DataError
 from undelta.files import write_bytes
 from undelta.schema import parse
 from undelta.studies.reproduce import published
-from undelta.studies.reproduce.reproductions import Weights
-from undelta.studies.reproduce.scales import Scale
+from undelta.studies.reproduce.reproductions import Asked, Weights
 from undelta.studies.screen import SILENT, Screen
 from undelta.trials.config import read_toml, toml_lines
 from undelta.trials.pool import Workers
+from undelta.trials.tuning_file import TUNING
 
 SCENARIO = "tuning.toml"
 WEIGHTS = Path("tuning", "weights.toml")
-TRIALS = "tuning.json"
 MARKS = ("plan.json", "study.db")
 """Files in the directory of an `undelta tune`; named here since its package asks for Optuna."""
 
@@ -35,19 +33,11 @@ def tuned_weights(directory: Path) -> Weights | None:
     if not path.is_file():
         return None
     _, values = read_toml(path)
-    q = parse(Q, values.get("q"), where=f"{path}: [q]", error=DataError)
-    return {field.name: getattr(q, field.name) for field in fields(Q)}
+    return asdict(parse(Q, values.get("q"), where=f"{path}: [q]", error=DataError))
 
 
 def tune(
-    scale: Scale,
-    directory: Path,
-    *,
-    data: str,
-    seed: int,
-    workers: Workers,
-    checkpoint_seconds: float,
-    screen: Screen = SILENT,
+    asked: Asked, directory: Path, *, workers: Workers, checkpoint_seconds: float, screen: Screen = SILENT
 ) -> None:
     """Tune Q on one update of the scale's tuning scenario; f(Q) needs the update alone, no private image.
 
@@ -55,9 +45,9 @@ def tune(
     """
     from undelta.studies.tuning.jobs import tune_job  # needs Optuna, which the other reproductions do not
 
-    source = directory / SCENARIO
+    source, scale = directory / SCENARIO, asked.size
     directory.mkdir(parents=True, exist_ok=True)
-    write_bytes(source, _text(scale, data).encode())
+    write_bytes(source, _text(asked).encode())
     tune_job(
         source,
         out=directory / "tuning",
@@ -66,7 +56,7 @@ def tune(
         steps=scale.tuning_iterations,
         prune=False,  # the paper evaluates every trial in full
         arguments={"setting": "paper", "learning_rate": scale.attack_rate, **scale.priors},
-        seed=seed,
+        seed=asked.seeds[0],
         workers=workers,
         checkpoint_seconds=checkpoint_seconds,
         screen=screen,
@@ -75,26 +65,19 @@ def tune(
 
 def show_trials(directory: Path) -> None:
     """Put a tuning's trials where a report looks for them; whatever ended the run that made them."""
-    source, shown = directory / "tuning" / TRIALS, directory / TRIALS
+    source, shown = directory / "tuning" / TUNING, directory / TUNING
     if source.is_file() and not (shown.is_file() and shown.read_bytes() == source.read_bytes()):
         write_bytes(shown, source.read_bytes())
 
 
-def check_tuned(scale: Scale, directory: Path, data: str) -> None:
+def check_tuned(asked: Asked, directory: Path) -> None:
     """Weights that lie in a directory must be this scale's, on this data."""
     path = directory / SCENARIO
-    if tuned_weights(directory) is not None and not (path.is_file() and path.read_text() == _text(scale, data)):
+    if tuned_weights(directory) is not None and not (path.is_file() and path.read_text() == _text(asked)):
         raise ConfigError(
             f"{directory} holds layer weights tuned at another scale or on other data; choose another --out"
         )
 
 
-def _text(scale: Scale, data: str) -> str:
-    return "\n".join([*toml_lines(scenario_fields(scale, data)), ""])
-
-
-def scenario_fields(scale: Scale, data: str) -> dict[str, Any]:
-    """The tuning scenario as fields of `Scenario`."""
-    case = scale.case(published.TUNING_CASE)
-    sizes = {"num_samples": case.samples, "epochs": case.epochs, "batches": case.batches}
-    return {"data": data, **sizes, **scale.scenario}
+def _text(asked: Asked) -> str:
+    return "\n".join([*toml_lines(asked.size.scenario_of(published.TUNING_CASE, asked.data)), ""])

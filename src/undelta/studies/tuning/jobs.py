@@ -23,14 +23,13 @@ from undelta.schema import find
 from undelta.studies.screen import SILENT, Screen
 from undelta.studies.single import attack_job
 from undelta.studies.tuning.outcome import Tuned, best_value, conclude, write_outcome
-from undelta.studies.tuning.plan import OBSERVATION, PLAN, ObjectiveName, Plan, read_plan, settle
-from undelta.studies.tuning.space import choose_space, names
+from undelta.studies.tuning.plan import OBSERVATION, PLAN, Plan, read_plan, settle
+from undelta.studies.tuning.space import choose_space
 from undelta.studies.tuning.worker import CHECKPOINTS, Evaluations, make_objective
 from undelta.trials.config import load_scenario, make_attack
-from undelta.trials.directory import RunDirectory
 from undelta.trials.pool import Workers
-from undelta.trials.record import Record, summary
-from undelta.trials.trial import Recorded, Trial
+from undelta.trials.record import Record
+from undelta.trials.trial import Trial
 
 ONE = Workers(count=1, threads=None)
 
@@ -40,23 +39,20 @@ def tune_job(
     *,
     out: Path,
     trials: int = 50,
-    random: int = 12,
     steps: int = 1000,
     space: str = "paper",
-    objective: ObjectiveName = "mismatch",
     public: str | None = None,
-    shadow_draws: int = 2,
-    prune: bool = True,
     attack: str = "awa",
     arguments: Mapping[str, Any] | None = None,
     seed: int = 0,
     model: str | None = None,
     storage: str | None = None,
-    workers: Workers | None = None,
+    workers: Workers = ONE,
     device: str = "auto",
     memory: int = MEMORY,
     checkpoint_seconds: float = 30.0,
     screen: Screen = SILENT,
+    **settings: Any,
 ) -> Tuned:
     """Tune an attack's layer weights on one update (AWA alg_DataRecAttack), and write what was found to ``out``.
 
@@ -66,13 +62,9 @@ def tune_job(
         source: A scenario (.toml), which is simulated and of which the update alone is used; or a recorded update.
         out: The directory of this tuning.
         trials: How many points to evaluate, the random ones included.
-        random: How many of them are random.
         steps: Attack iterations of each evaluation.
         space: "paper", "weights" or "wide".
-        objective: "mismatch", f(Q) of the paper; or "shadow", image quality on clients of the attacker's own.
-        public: Where the images of those clients come from; they must not be the real client's.
-        shadow_draws: How many such clients.
-        prune: Whether to end evaluations early that are worse than the median.
+        public: Where the images of shadow clients come from; they must not be the real client's.
         attack: An attack that has a Q.
         arguments: Its settings that are not tuned.
         seed: Random seed; also draws the scenario.
@@ -83,22 +75,23 @@ def tune_job(
         memory: Bytes that they may keep in order to save time.
         checkpoint_seconds: What a kill may cost.
         screen: Shows progress.
+        **settings: Other fields of `Plan`.
     """
     if trials < 1:
         raise ConfigError(f"expected --trials >= 1, got {trials}")
-    workers = workers or ONE
     if workers.backend == "slurm" and storage is None:
         raise ConfigError("--backend slurm needs --storage: a SQLite file on a network file system is no good")
     fixed = dict(arguments or {})
     if "steps" in fixed:
         raise ConfigError("--set steps: use --steps for the trials and --final-steps for the last run")
-    scenario = _scenario(source, model=model, public=public) if source.suffix == ".toml" else None
-    key = None if scenario is None else _key(scenario, seed)
-    if scenario is None:
-        observation = load_observation(source, model=model)
-    else:
+    key = None
+    if source.suffix == ".toml":
+        scenario = _scenario(source, model=model, public=public)
+        key = Trial(scenario=scenario, attack="", seed=seed).key
         model = scenario.model if scenario.architecture.custom else None
         observation = _observe(scenario, key, out, seed=seed, model=model)
+    else:
+        observation = load_observation(source, model=model)
     plan = Plan(
         observation=digest_of(observation),
         scenario=key,
@@ -106,13 +99,10 @@ def tune_job(
         arguments=fixed,
         steps=steps,
         space=space,
-        searched=names(choose_space(space, observation, attack, fixed)),
-        objective=objective,
+        searched=tuple(choose_space(space, observation, attack, fixed)),
         public=public,
-        shadow_draws=shadow_draws,
-        random=random,
-        prune=prune,
         seed=seed,
+        **settings,
     )
     make_attack(attack, {**fixed, "steps": steps})  # complains about wrong settings now
     if out.exists() and not out.is_dir():
@@ -162,11 +152,7 @@ def _scenario(path: Path, *, model: str | None, public: str | None) -> Scenario:
     return scenario
 
 
-def _key(scenario: Scenario, seed: int) -> str:
-    return Trial(scenario=scenario, attack="", seed=seed).key
-
-
-def _observe(scenario: Scenario, key: str | None, out: Path, *, seed: int, model: str | None) -> Observation:
+def _observe(scenario: Scenario, key: str, out: Path, *, seed: int, model: str | None) -> Observation:
     """The update of a simulated client; its private images end here. What was simulated before is read."""
     if (out / PLAN).exists() and (out / OBSERVATION).exists() and read_plan(out).scenario == key:
         # Rounds take time, and another number of threads would round differently.
@@ -174,45 +160,24 @@ def _observe(scenario: Scenario, key: str | None, out: Path, *, seed: int, model
     return disclose(scenario.draw(seed), scenario, seed=seed)
 
 
-def final_job(
-    tuned: Tuned,
-    *,
-    out: Path,
-    steps: int | None,
-    device: str = "auto",
-    memory: int = MEMORY,
-    checkpoint_seconds: float = 30.0,
-    watch: Watch | None = None,
-) -> Record:
+def final_job(tuned: Tuned, *, out: Path, steps: int | None, **options: Any) -> Record:
     """Attack the observed update at full length with the best settings; writes what `undelta attack` writes to ``out``.
 
     Args:
         tuned: The tuning that ``out`` holds.
         out: Its directory.
         steps: Iterations; None is the attack's own number.
-        device: Where it runs.
-        memory: Bytes that it may keep in order to save time.
-        checkpoint_seconds: What a kill may cost.
-        watch: Is told of progress.
+        **options: Others of `attack_job`.
     """
     plan = tuned.plan
     number = steps or inspect.signature(find("attack", plan.attack, ATTACKS)).parameters["steps"].default
-    arguments = {**plan.arguments, **tuned.settings, "steps": number}
-    store = RunDirectory(out)
-    recorded = Recorded.of(out / OBSERVATION, model=tuned.model)
-    name = summary(recorded.about)
-    trial = Trial(scenario=recorded, attack=plan.attack, arguments=arguments, seed=plan.seed, name=name)
-    if store.status(trial.key) is not None and (earlier := store.record(trial.key)):
-        return earlier
     return attack_job(
         out / OBSERVATION,
         attack=plan.attack,
-        arguments=arguments,
+        arguments={**plan.arguments, **tuned.settings, "steps": number},
         out=out,
         seed=plan.seed,
         model=tuned.model,
-        checkpoint_seconds=checkpoint_seconds,
-        device=device,
-        memory=memory,
-        watch=watch,
+        keep=True,
+        **options,
     )

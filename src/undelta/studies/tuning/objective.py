@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from undelta.attacker.attack import Run
 from undelta.attacker.reconstruction import Moment, Reconstruction
@@ -14,7 +14,6 @@ from undelta.observation import Observation
 from undelta.trials.config import make_attack
 from undelta.trials.trial import checkpoint_key
 
-Direction = Literal["minimize", "maximize"]
 Report = Callable[[int, float], None]
 """Called with a step and the value there; raises if the evaluation is to end."""
 
@@ -31,8 +30,6 @@ class Diverged(Exception):
 class Objective(Protocol):
     """Anything that gives a number for the attack's settings."""
 
-    direction: Direction
-
     def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
         """The value; equal settings give equal values.
 
@@ -43,20 +40,36 @@ class Objective(Protocol):
         """
 
 
-class Mismatch:
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """The attack that is tuned, with what stays as it is."""
+
+    attack: str
+    arguments: Mapping[str, Any]
+    seed: int
+
+    def run(
+        self, observation: Observation, settings: Mapping[str, Any], part: str, open_run: OpenRun
+    ) -> Reconstruction:
+        """One attack with its checkpoints; Ctrl-C ends the whole tuning, not only the attack."""
+        arguments = {**self.arguments, **settings}
+        run = open_run(part, checkpoint_key(observation, self.attack, arguments, self.seed))
+        result = make_attack(self.attack, arguments)(observation, seed=self.seed, run=run)
+        if result.status == "interrupted":
+            raise KeyboardInterrupt
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch(Tried):
     """f(Q): the unweighted cosine distance of the final replay to its target (AWA eq_obj_func_BO_f_Q).
 
     All evaluations begin with the same noise, so that f is a function of Q alone.
     """
 
-    direction: Direction = "minimize"
-
-    def __init__(self, observation: Observation, *, attack: str, arguments: Mapping[str, Any], seed: int) -> None:
-        self.observation, self.attack, self.arguments, self.seed = observation, attack, dict(arguments), seed
+    observation: Observation
 
     def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
-        """The mismatch at these settings."""
-
         def open_looking(part: str, key: str) -> Run:
             run = open_run(part, key)
 
@@ -67,29 +80,11 @@ class Mismatch:
 
             return replace(run, watch=look)
 
-        arguments = {**self.arguments, **settings}
-        result = run_attack(self.observation, self.attack, arguments, self.seed, "attack", open_looking)
-        return finite(result.mismatch)
+        return finite(self.run(self.observation, settings, "attack", open_looking).mismatch)
 
 
 def _rung(iteration: int, total: int) -> int:
     return iteration * RUNGS // total
-
-
-def run_attack(
-    observation: Observation,
-    attack: str,
-    arguments: Mapping[str, Any],
-    seed: int,
-    part: str,
-    open_run: OpenRun,
-) -> Reconstruction:
-    """One attack with its checkpoints; Ctrl-C ends the whole tuning, not only the attack."""
-    run = open_run(part, checkpoint_key(observation, attack, arguments, seed))
-    result = make_attack(attack, arguments)(observation, seed=seed, run=run)
-    if result.status == "interrupted":
-        raise KeyboardInterrupt
-    return result
 
 
 def finite(value: float | None) -> float:

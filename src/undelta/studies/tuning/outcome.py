@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,10 +12,12 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
 from undelta.errors import DataError
-from undelta.files import write_bytes
+from undelta.files import to_json, write_bytes
 from undelta.studies.tuning.plan import Plan
-from undelta.studies.tuning.proposals import DIVERGED, SLOT
+from undelta.studies.tuning.proposals import DIVERGED, slot_of
 from undelta.studies.tuning.space import settings_of
+from undelta.studies.tuning.storage import as_experimental
+from undelta.trials.config import to_document
 from undelta.trials.tuning_file import TUNING, Evaluation, TuningFile
 
 WEIGHTS = "weights.toml"
@@ -40,10 +40,6 @@ class Tuned:
     def settings(self) -> dict[str, Any]:
         """The best point as settings of the attack."""
         return settings_of(self.best.parameters)
-
-    def count(self, state: str) -> int:
-        """Trials that ended like that."""
-        return sum(trial.state == state for trial in self.trials)
 
 
 def best_value(plan: Plan, finished: Sequence[FrozenTrial]) -> float | None:
@@ -71,7 +67,7 @@ def _evaluation(trial: FrozenTrial) -> Evaluation:
     state = "completed" if completed else DIVERGED if trial.user_attrs.get(DIVERGED) else "pruned"
     seconds = trial.duration.total_seconds() if trial.duration else None
     return Evaluation(
-        number=int(trial.user_attrs[SLOT]),
+        number=slot_of(trial),
         state=state,
         value=trial.value if completed else None,
         last=trial.value if state == "pruned" else None,
@@ -91,43 +87,29 @@ def importances(plan: Plan, finished: Sequence[FrozenTrial]) -> dict[str, float]
         return {}
     study = optuna.create_study(direction=plan.direction)
     study.add_trials(completed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of versions that call the evaluator experimental
+    with as_experimental():  # as some versions call the evaluator
         found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
     return {name: float(share) for name, share in found.items()}
 
 
 def write_outcome(tuned: Tuned, directory: Path) -> None:
-    """Write what was found."""
-    plan = tuned.plan
+    """Write what was found, for the report and for ``undelta attack --weights``."""
+    plan, best, settings = tuned.plan, tuned.best, tuned.settings
     content = TuningFile(
         objective=plan.objective,
         direction=plan.direction,
         study=plan.name,
         settings=asdict(plan),
-        best={"number": tuned.best.number, "value": tuned.best.value, "settings": tuned.settings},
+        best={"number": best.number, "value": best.value, "settings": settings},
         importance=dict(tuned.importance),
         trials=tuned.trials,
     )
-    write_bytes(directory / TUNING, json.dumps(asdict(content), indent=1, allow_nan=False).encode())
-    write_bytes(directory / WEIGHTS, weights_toml(tuned).encode())
-
-
-def weights_toml(tuned: Tuned) -> str:
-    """The best point, for ``undelta attack --weights``."""
-    plan, settings = tuned.plan, tuned.settings
-    q = settings.pop("q")
-    lines = [
-        f"# Trial {tuned.best.number} of {len(tuned.trials)}: {measured(tuned)}; search space {plan.space!r}, "
-        f"{plan.steps} iterations a trial.",
-        "# For: undelta attack OBSERVATION --weights THIS_FILE",
-        f'attack = "{plan.attack}"',
-        *(f"{name} = {value!r}" for name, value in settings.items()),
-        "",
-        "[q]",
-        *(f"{name} = {value!r}" for name, value in q.items()),
-    ]
-    return "".join(f"{line}\n" for line in lines)
+    write_bytes(directory / TUNING, to_json(asdict(content)))
+    head = (
+        f"# Trial {best.number} of {len(tuned.trials)}: {measured(tuned)}; search space {plan.space!r}, "
+        f"{plan.steps} iterations a trial.\n# For: undelta attack OBSERVATION --weights THIS_FILE\n"
+    )
+    write_bytes(directory / WEIGHTS, (head + to_document({"attack": plan.attack, **settings})).encode())
 
 
 def measured(tuned: Tuned) -> str:

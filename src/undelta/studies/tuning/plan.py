@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from undelta.errors import ConfigError, DataError
-from undelta.files import write_bytes
+from undelta.files import load_json, write_bytes
 from undelta.schema import parse, unknown
-from undelta.studies.tuning.objective import Direction
 from undelta.studies.tuning.space import SPACES, Space
 from undelta.trials.directory import RUN
 from undelta.trials.record import versions
@@ -22,6 +21,7 @@ PLAN = "plan.json"
 OBSERVATION = "observation.safetensors"
 
 ObjectiveName = Literal["mismatch", "shadow"]
+Direction = Literal["minimize", "maximize"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +33,27 @@ class Plan:
     scenario: str | None = None
     """The digest of the scenario that it was simulated by."""
     attack: str
+    """One that has a Q."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the attack that are not tuned."""
     steps: int
     """Iterations of each evaluation."""
     space: str = "paper"
+    """What may be searched: "paper", "weights" or "wide"."""
     searched: tuple[str, ...]
     """The sides of the search space that matter for this update."""
     objective: ObjectiveName = "mismatch"
+    """f(Q) of the paper, or image quality on shadow clients, which are the attacker's own."""
     public: str | None = None
+    """Where the images of shadow clients come from; they must not be the real client's."""
     shadow_draws: int = 2
+    """How many such clients."""
     random: int = 12
     """Trials at random before the first proposal."""
     prune: bool = True
+    """Whether to end evaluations early that are worse than the median."""
     seed: int = 0
+    """Also draws the scenario."""
     versions: Mapping[str, str] = field(default_factory=lambda: {**versions(), "optuna": version("optuna")})
 
     def __post_init__(self) -> None:
@@ -54,13 +61,15 @@ class Plan:
             raise ConfigError(f"expected --steps >= 1 and --random >= 1, got {self.steps} and {self.random}")
         if self.objective == "shadow" and self.public is None:
             raise ConfigError("--objective shadow needs --public DATA: images that are not the client's")
+        if self.objective == "shadow" and self.shadow_draws < 1:
+            raise ConfigError(f"expected --shadow-draws >= 1, got {self.shadow_draws}")
         if self.objective == "mismatch" and self.public is not None:
             raise ConfigError("--public is for --objective shadow; the mismatch needs no images")
 
     @property
     def sides(self) -> Space:
         """What is searched."""
-        return tuple(side for side in SPACES[self.space] if side.name in self.searched)
+        return {name: side for name, side in SPACES[self.space].items() if name in self.searched}
 
     @property
     def direction(self) -> Direction:
@@ -81,22 +90,15 @@ class Plan:
 
 def check_objective(name: str) -> ObjectiveName:
     """The objective of that name."""
-    for known in get_args(ObjectiveName):
-        if name == known:
-            return known  # type: ignore[no-any-return]
-    raise ConfigError(f"--objective: {unknown('objective', name, get_args(ObjectiveName))}")
+    if name not in get_args(ObjectiveName):
+        raise ConfigError(f"--objective: {unknown('objective', name, get_args(ObjectiveName))}")
+    return cast("ObjectiveName", name)
 
 
 def read_plan(directory: Path) -> Plan:
     """The plan that a directory belongs to."""
     path = directory / PLAN
-    try:
-        values = json.loads(path.read_bytes())
-    except OSError as problem:
-        raise DataError(f"{path}: {problem.strerror}") from problem
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"{path}: not valid JSON ({problem})") from problem
-    return parse(Plan, values, where=str(path), error=DataError)
+    return parse(Plan, load_json(path), where=str(path), error=DataError)
 
 
 def _change(key: str, old: object, new: object) -> str:

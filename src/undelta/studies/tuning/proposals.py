@@ -15,7 +15,6 @@ improvement, whose maximum is that of the expected improvement itself. What is a
 from __future__ import annotations
 
 import statistics
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,22 +25,33 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from undelta.seeding import stream
-from undelta.studies.tuning.space import Space, distributions
+from undelta.studies.tuning.space import Space
+from undelta.studies.tuning.storage import as_experimental
 
 SLOT = "slot"
 AGAIN = "again"
 DIVERGED = "diverged"
 
 
+def placed_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """A study's trials; whoever adds some by hand gives them no place in line."""
+    return [trial for trial in study.get_trials(deepcopy=False) if SLOT in trial.user_attrs]
+
+
+def slot_of(trial: FrozenTrial) -> int:
+    """A trial's place in line."""
+    return int(trial.user_attrs[SLOT])
+
+
 class Proposals(BaseSampler):
     """Gives each trial its point of the search space, by its place in line."""
 
     def __init__(self, space: Space, *, seed: int, random: int) -> None:
-        self.space, self.seed, self.random = distributions(space), seed, random
+        self.space, self.seed, self.random = space, seed, random
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The whole search space, for every trial."""
-        return self.space
+        return dict(self.space)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -49,10 +59,8 @@ class Proposals(BaseSampler):
         """The point to evaluate; that of a trial that is repeated is given."""
         if again := trial.user_attrs.get(AGAIN):
             return dict(again)
-        others = [other for other in study.get_trials(deepcopy=False) if SLOT in other.user_attrs]
-        others = [other for other in others if other.number != trial.number]
-        slot: int = trial.user_attrs[SLOT]
-        return propose(others, self.space, study.direction, seed=self.seed, slot=slot, random=self.random)
+        others = [other for other in placed_trials(study) if other.number != trial.number]
+        return propose(others, self.space, study.direction, seed=self.seed, slot=slot_of(trial), random=self.random)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -63,7 +71,7 @@ class Proposals(BaseSampler):
 
 def propose(
     trials: Sequence[FrozenTrial],
-    space: dict[str, BaseDistribution],
+    space: Space,
     direction: optuna.study.StudyDirection,
     *,
     seed: int,
@@ -77,12 +85,11 @@ def propose(
     completed = sum(trial.state == TrialState.COMPLETE for trial in known)
     sampler: BaseSampler = RandomSampler(seed=number)
     if slot >= random and completed:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with as_experimental():
             sampler = GPSampler(seed=number, n_startup_trials=0, deterministic_objective=True)
     mirror = optuna.create_study(direction=direction, sampler=sampler)
     mirror.add_trials(known)
-    return mirror.ask(space).params
+    return mirror.ask(dict(space)).params
 
 
 def what_is_known(trials: Sequence[FrozenTrial], *, minimize: bool) -> list[FrozenTrial]:
@@ -93,7 +100,7 @@ def what_is_known(trials: Sequence[FrozenTrial], *, minimize: bool) -> list[Froz
         known += [_valued(trial, completed, minimize) for trial in trials if trial.state == TrialState.PRUNED]
     known += [trial for trial in trials if trial.state == TrialState.RUNNING]
     # Repeated trials have higher numbers; their place in line is what counts.
-    return sorted(known, key=lambda trial: int(trial.user_attrs[SLOT]))
+    return sorted(known, key=slot_of)
 
 
 def _valued(trial: FrozenTrial, completed: Sequence[FrozenTrial], minimize: bool) -> FrozenTrial:

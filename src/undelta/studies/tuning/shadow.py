@@ -8,7 +8,7 @@ here has the private images, or could: it starts from an `Observation`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from undelta.errors import ConfigError
 from undelta.evaluation.score import score
 from undelta.observation import Observation
 from undelta.seeding import stream
-from undelta.studies.tuning.objective import Direction, OpenRun, Report, finite, run_attack
+from undelta.studies.tuning.objective import OpenRun, Report, Tried, finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,9 @@ class Shadow:
 
 
 def cast_shadow(observation: Observation, public: str, *, seed: int, draw: int = 0) -> Shadow:
-    """Train a client on public images as the observed one was trained.
+    """Train a client on public images as the observed one was trained; other draws have other images and shuffles.
 
-    Args:
-        observation: Of the real client.
-        public: A source of images, as a scenario's ``data``; they must not be the client's.
-        seed: Of the whole tuning.
-        draw: Other numbers draw other images and shuffles.
+    They come from a source as a scenario's ``data`` does, and must not be the real client's.
     """
     # Without these there is nothing to imitate; MissingKnowledge says so.
     _ = observation.epochs, observation.learning_rate
@@ -57,11 +53,7 @@ def cast_shadow(observation: Observation, public: str, *, seed: int, draw: int =
     indices, labels = _choose(dataset, observation, generator)
     truth = Private(images=dataset.draw(indices, height), labels=labels)
     run = train(
-        observation.model(),
-        truth,
-        observation.training,
-        observation.image,
-        seed=("attacker", seed, "shadow", draw),
+        observation.model(), truth, observation.training, observation.image, seed=("attacker", seed, "shadow", draw)
     )
     return Shadow(
         truth=truth,
@@ -92,33 +84,17 @@ def _choose(dataset: Dataset, observation: Observation, generator: torch.Generat
     return pick(dataset, observation.num_samples, generator), labels.clone()
 
 
-class ShadowQuality:
+@dataclass(frozen=True, kw_only=True)
+class ShadowQuality(Tried):
     """The mean PSNR, in dB, of attacks on shadow clients; to be maximized."""
 
-    direction: Direction = "maximize"
-
-    def __init__(
-        self,
-        observation: Observation,
-        *,
-        public: str,
-        draws: int,
-        attack: str,
-        arguments: Mapping[str, Any],
-        seed: int,
-    ) -> None:
-        if draws < 1:
-            raise ConfigError(f"expected --shadow-draws >= 1, got {draws}")
-        self.shadows = [cast_shadow(observation, public, seed=seed, draw=draw) for draw in range(draws)]
-        self.attack, self.arguments, self.seed = attack, dict(arguments), seed
+    shadows: Sequence[Shadow]
 
     def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
         """The quality at these settings; after each client the mean so far is reported."""
-        arguments = {**self.arguments, **settings}
         total = 0.0
         for number, shadow in enumerate(self.shadows):
-            part = f"shadow-{number}"
-            result = run_attack(shadow.observation, self.attack, arguments, self.seed, part, open_run)
+            result = self.run(shadow.observation, settings, f"shadow-{number}", open_run)
             total += finite(score(result, shadow.truth).psnr)
             if number + 1 < len(self.shadows):
                 report(number, total / (number + 1))

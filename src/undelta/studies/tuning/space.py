@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.distributions import FloatDistribution
 
 from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.priors import batch_norm_targets
@@ -15,48 +15,34 @@ from undelta.attacker.weights import Q
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.schema import find, unknown
+from undelta.studies.reproduce.published import SEARCH_RANGES
 from undelta.updates import layers_of, layers_within
 
 KINDS = ("conv", "norm", "linear", "other")
 ENHANCEMENT = ("enhanced", "p_mean", "p_var")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    """One side of the search space: the field of Q, or the setting of the attack, that it is for."""
+Space = Mapping[str, FloatDistribution]
+"""Sides by the field of Q, or the setting of the attack, that they are for."""
 
-    name: str
-    low: float
-    high: float
-    log: bool = False
-
-
-Space = tuple[Range, ...]
-
-PAPER: Space = (
-    Range(name="conv", low=1, high=1000),
-    Range(name="norm", low=1, high=1000),
-    Range(name="linear", low=1, high=1000),
-    Range(name="enhanced", low=1, high=1000),
-    Range(name="p_mean", low=0, high=0.5),
-    Range(name="p_var", low=0, high=0.5),
-)
+PAPER: Space = {name: FloatDistribution(low, high) for name, (low, high) in SEARCH_RANGES.items()}
 """Q in [1, 1000]⁴ x [0, .5]² (AWA tab_search_ranges_BO)."""
 
-WIDE: Space = (
+WEIGHTS: Space = {
     # Below 1 a ramp decreases with depth. Only ratios of weights matter (Dist_Q does not change when all are scaled
     # alike), hence the logarithm.
-    *(Range(name=name, low=1e-3, high=1e3, log=True) for name in (*KINDS, "enhanced")),
-    Range(name="p_mean", low=0, high=0.5),
-    Range(name="p_var", low=0, high=0.5),
-    Range(name="position", low=0, high=1),
-    Range(name="tv", low=1e-6, high=1e-1, log=True),
-    Range(name="bn", low=1e-4, high=1e-1, log=True),
-)
-"""Also ramps that decrease, the replay's place on the path, and the coefficients of the priors."""
+    **dict.fromkeys((*KINDS, "enhanced"), FloatDistribution(1e-3, 1e3, log=True)),
+    **dict.fromkeys(("p_mean", "p_var"), FloatDistribution(0, 0.5)),
+}
+"""Also ramps that decrease; the replay's place and the priors stay as they are."""
 
-WEIGHTS: Space = WIDE[: len(KINDS) + len(ENHANCEMENT)]
-"""Of the wide one, the sides of Q alone: the replay's place and the priors stay as they are."""
+WIDE: Space = {
+    **WEIGHTS,
+    "position": FloatDistribution(0, 1),
+    "tv": FloatDistribution(1e-6, 1e-1, log=True),
+    "bn": FloatDistribution(1e-4, 1e-1, log=True),
+}
+"""Also the replay's place on the path, and the coefficients of the priors."""
 
 SPACES: dict[str, Space] = {"paper": PAPER, "weights": WEIGHTS, "wide": WIDE}
 
@@ -82,12 +68,12 @@ def choose_space(name: str, observation: Observation, attack: str, arguments: Ma
         having = [other for other, function in ATTACKS.items() if "q" in inspect.signature(function).parameters]
         raise ConfigError(f"attack {attack} has no layer weights Q to tune; choose from {', '.join(having)}")
     left_out = _without_effect(observation, str(arguments.get("form", "enhanced")))
-    space = tuple(side for side in SPACES[name] if side.name not in left_out)
-    space = tuple(side for side in space if side.name in _Q_FIELDS or side.name in known)
-    for key in ("q", *(side.name for side in space if side.name not in _Q_FIELDS)):
+    possible = (_Q_FIELDS | set(known)) - left_out
+    space = {key: side for key, side in SPACES[name].items() if key in possible}
+    for key in ("q", *(key for key in space if key not in _Q_FIELDS)):
         if key in arguments:
             raise ConfigError(f"--set {key}: --space {name} tunes it; leave it out, or choose another --space")
-    if not any(side.name in _Q_FIELDS for side in space):
+    if not _Q_FIELDS & set(space):
         raise ConfigError("form = 'approximation' weighs no layers; tune form = 'linear' or 'enhanced'")
     return space
 
@@ -104,11 +90,6 @@ def _without_effect(observation: Observation, form: str) -> set[str]:
     return left_out
 
 
-def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """The search space as Optuna knows it."""
-    return {side.name: FloatDistribution(side.low, side.high, log=side.log) for side in space}
-
-
 def settings_of(point: Mapping[str, float]) -> dict[str, Any]:
     """A point of the search space as settings of the attack.
 
@@ -123,8 +104,3 @@ def settings_of(point: Mapping[str, float]) -> dict[str, Any]:
     q |= {name: value for name, value in point.items() if name in _Q_FIELDS}
     others = {name: value for name, value in point.items() if name not in _Q_FIELDS}
     return {"q": q, **others}
-
-
-def names(space: Iterable[Range]) -> tuple[str, ...]:
-    """The names of a search space's sides."""
-    return tuple(side.name for side in space)

@@ -22,20 +22,19 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Self
 
 import optuna
 import sqlalchemy
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
-from optuna.pruners import BasePruner, MedianPruner, NopPruner
+from optuna.pruners import MedianPruner, NopPruner
 from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from undelta.errors import DataError
 from undelta.schema import parse
-from undelta.studies.tuning.objective import Direction
-from undelta.studies.tuning.proposals import AGAIN, SLOT, Proposals
+from undelta.studies.tuning.plan import Direction
+from undelta.studies.tuning.proposals import AGAIN, SLOT, Proposals, placed_trials, slot_of
 from undelta.studies.tuning.storage import as_experimental
 from undelta.trials.leases import Owner, is_gone, myself
 
@@ -50,49 +49,48 @@ class TrialLost(Exception):
     """Others took the worker for dead and repeat its trial; its result is not wanted."""
 
 
-def make_pruner(*, prune: bool, random: int, warmup: int) -> BasePruner:
-    """Ends a trial that is worse than the median of the completed ones at the same step; random ones never ask it."""
-    return MedianPruner(n_startup_trials=max(random, 1), n_warmup_steps=warmup) if prune else NopPruner()
-
-
-def open_study(
-    storage: RDBStorage, name: str, *, sampler: Proposals, pruner: BasePruner, direction: Direction
-) -> optuna.Study:
-    """The study of that name, made if it is not there."""
-    with contextlib.suppress(KeyError):
-        return optuna.load_study(study_name=name, storage=storage, sampler=sampler, pruner=pruner)
-    return optuna.create_study(
-        study_name=name, storage=storage, sampler=sampler, pruner=pruner, direction=direction, load_if_exists=True
-    )
-
-
 class Slots:
-    """The places in line of a study, as one worker sees them."""
+    """The places in line of a study, as one worker sees them; the study is made if it is not there."""
 
-    def __init__(self, study: optuna.Study, storage: RDBStorage, *, total: int, worker: str) -> None:
-        self.study, self.storage, self.total, self.worker = study, storage, total, worker
-        self._study_id = storage.get_study_id_from_name(study.study_name)
-        assert isinstance(study.sampler, Proposals)  # noqa: S101
-        self._space = set(study.sampler.space)
+    def __init__(
+        self,
+        storage: RDBStorage,
+        proposals: Proposals,
+        *,
+        name: str,
+        direction: Direction,
+        prune: bool,
+        warmup: int,
+        total: int,
+        worker: str,
+    ) -> None:
+        self.storage, self.proposals, self.total, self.worker = storage, proposals, total, worker
+        # Ends a trial that is worse than the median of the completed ones at the same step; random ones never ask it.
+        median = MedianPruner(n_startup_trials=max(proposals.random, 1), n_warmup_steps=warmup)
+        parts: dict[str, Any] = {"storage": storage, "sampler": proposals, "pruner": median if prune else NopPruner()}
+        try:
+            self.study = optuna.load_study(study_name=name, **parts)
+        except KeyError:
+            self.study = optuna.create_study(study_name=name, direction=direction, load_if_exists=True, **parts)
+        self._study_id = storage.get_study_id_from_name(name)
 
     def finished(self) -> list[FrozenTrial]:
         """The results in order; of several for one place, the first."""
         found: dict[int, FrozenTrial] = {}
-        for trial in self._trials():
-            if trial.state in FINISHED:
-                found.setdefault(slot_of(trial), trial)
+        for trial in self._in(*FINISHED):
+            found.setdefault(slot_of(trial), trial)
         return [found[slot] for slot in sorted(found) if slot < self.total]
 
     def running(self) -> dict[int, Owner]:
         """Who works on which place."""
-        owners = {slot_of(trial): _owner(trial) for trial in self._trials() if trial.state == TrialState.RUNNING}
+        owners = {slot_of(trial): _owner(trial) for trial in self._in(TrialState.RUNNING)}
         return {slot: owner for slot, owner in owners.items() if owner and slot < self.total}
 
     def waiting(self) -> list[FrozenTrial]:
         """The places that wait for a worker, in order; those of dead workers do again."""
         self._repair()
-        waiting = [trial for trial in self._trials() if trial.state == TrialState.WAITING]
-        return sorted((one for one in waiting if slot_of(one) < self.total), key=lambda one: (slot_of(one), one.number))
+        waiting = [trial for trial in self._in(TrialState.WAITING) if slot_of(trial) < self.total]
+        return sorted(waiting, key=lambda trial: (slot_of(trial), trial.number))
 
     def take(self) -> Running | None:
         """The next trial that nobody works on, or None."""
@@ -102,68 +100,60 @@ class Slots:
         return None
 
     def _begin(self, trial: FrozenTrial) -> Running | None:
-        identity, slot = self._identity(trial), slot_of(trial)
-        owner = myself(self.worker)
-        try:
-            self.storage.record_heartbeat(identity)  # first: a running trial without one never counts as dead
-            if not self.storage.set_trial_state_values(identity, state=TrialState.RUNNING):
+        identity, slot, owner = self._identity(trial), slot_of(trial), myself(self.worker)
+        with contextlib.ExitStack() as undo:
+            try:
+                self.storage.record_heartbeat(identity)  # first: a running trial without one never counts as dead
+                if not self.storage.set_trial_state_values(identity, state=TrialState.RUNNING):
+                    return None
+                _held.add(owner.token)
+                undo.callback(_held.discard, owner.token)
+                self.storage.set_trial_user_attr(identity, OWNER, asdict(owner))
+            except UpdateFinishedTrialError:  # somebody took it, and was quick; or withdrew it, as one too many
                 return None
-            _held.add(owner.token)
-            self.storage.set_trial_user_attr(identity, OWNER, asdict(owner))
-        except UpdateFinishedTrialError:  # somebody took it, and was quick; or withdrew it, as one too many
-            _held.discard(owner.token)
-            return None
-        busy = (*FINISHED, TrialState.RUNNING)
-        if any(
-            slot_of(other) == slot and other.number != trial.number and other.state in busy for other in self._trials()
-        ):
-            self._fail(trial)
-            _held.discard(owner.token)
-            return None
-        try:
-            return Running(self.study, self.storage, identity, slot, owner.token)  # which proposes its point
-        except BaseException:
-            self._fail(trial)
-            _held.discard(owner.token)
-            raise
+            undo.callback(self.end, identity, TrialState.FAIL)
+            busy = [other for other in self._in(*FINISHED, TrialState.RUNNING) if other.number != trial.number]
+            if slot in map(slot_of, busy):
+                return None
+            running = Running(self, identity, slot, owner.token)  # which proposes its point
+            undo.pop_all()
+            return running
 
-    def _fail(self, trial: FrozenTrial) -> None:
-        with contextlib.suppress(UpdateFinishedTrialError):  # somebody else was faster
-            self.storage.set_trial_state_values(self._identity(trial), state=TrialState.FAIL)
+    def end(self, identity: int, state: TrialState, values: list[float] | None = None) -> bool:
+        """Note how a trial ended; False if somebody else was faster."""
+        try:
+            self.storage.set_trial_state_values(identity, state, values)
+        except UpdateFinishedTrialError:
+            return False
+        return True
 
     def _repair(self) -> None:
         """See that every place without a result has one trial that waits or runs."""
         with as_experimental():
             fail_stale_trials(self.study)
-        for trial in self._trials():
-            if trial.state == TrialState.RUNNING and (owner := _owner(trial)) and is_gone(owner, _held):
-                self._fail(trial)
-        trials = self._trials()
+        for trial in self._in(TrialState.RUNNING):
+            if (owner := _owner(trial)) and is_gone(owner, _held):
+                self.end(self._identity(trial), TrialState.FAIL)
+        trials, whole = placed_trials(self.study), set(self.proposals.space)
         taken: set[int] = set()
         for state in (*FINISHED, TrialState.RUNNING, TrialState.WAITING):
             for trial in trials:
                 if trial.state != state:
                     continue
                 if state == TrialState.WAITING and slot_of(trial) in taken:  # two who began at once both made it
-                    self._fail(trial)
+                    self.end(self._identity(trial), TrialState.FAIL)
                 taken.add(slot_of(trial))
         for slot in range(self.total):
             if slot not in taken:
                 # One that died while its point was written down has no whole point, and had not begun.
-                begun = [trial for trial in trials if slot_of(trial) == slot and self._space <= set(trial.params)]
+                begun = [trial for trial in trials if slot_of(trial) == slot and whole <= set(trial.params)]
                 self.study.add_trial(_waiting(slot, begun))
 
-    def _trials(self) -> list[FrozenTrial]:
-        # Whoever adds trials to the study by hand gives them no place in line.
-        return [trial for trial in self.study.get_trials(deepcopy=False) if SLOT in trial.user_attrs]
+    def _in(self, *states: TrialState) -> list[FrozenTrial]:
+        return [trial for trial in placed_trials(self.study) if trial.state in states]
 
     def _identity(self, trial: FrozenTrial) -> int:
         return self.storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
-
-
-def slot_of(trial: FrozenTrial) -> int:
-    """A trial's place in line."""
-    return int(trial.user_attrs[SLOT])
 
 
 def _owner(trial: FrozenTrial) -> Owner | None:
@@ -185,27 +175,23 @@ def _waiting(slot: int, begun: Sequence[FrozenTrial]) -> FrozenTrial:
 class Running:
     """A trial that is ours; use it as a context, which keeps its heart beating."""
 
-    def __init__(self, study: optuna.Study, storage: RDBStorage, identity: int, slot: int, token: str) -> None:
-        self.study, self.storage, self.identity, self.slot, self.token = study, storage, identity, slot, token
-        assert isinstance(study.sampler, Proposals)  # noqa: S101
-        self._space, self._random = study.sampler.space, slot < study.sampler.random
-        self.trial = Trial(study, identity)
+    def __init__(self, slots: Slots, identity: int, slot: int, token: str) -> None:
+        self.slots, self.storage, self.identity, self.slot, self.token = slots, slots.storage, identity, slot, token
+        self.trial = Trial(slots.study, identity)
         self.lost = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._reported = set(storage.get_trial(identity).intermediate_values)
+        self._reported = set(self.storage.get_trial(identity).intermediate_values)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._done.set()
         self._thread.join()
         if kind is not None:  # give it back, so that nobody has to wait until we count as dead
-            self._end(TrialState.FAIL)
+            self.slots.end(self.identity, TrialState.FAIL)
         _held.discard(self.token)
 
     def _beat(self) -> None:
@@ -219,11 +205,8 @@ class Running:
 
     def point(self) -> dict[str, float]:
         """Where in the search space this trial is."""
-        point: dict[str, float] = {}
-        for name, side in self._space.items():
-            assert isinstance(side, optuna.distributions.FloatDistribution)  # noqa: S101
-            point[name] = self.trial.suggest_float(name, side.low, side.high, log=side.log)
-        return point
+        sides = self.slots.proposals.space.items()
+        return {name: self.trial.suggest_float(name, side.low, side.high, log=side.log) for name, side in sides}
 
     def report(self, step: int, value: float) -> None:
         """Note a value on the way; raises `optuna.TrialPruned` if the trial is hopeless, and not a random one."""
@@ -232,7 +215,7 @@ class Running:
             self._reported.add(step)
             self.trial.report(value, step)
         # Beside other workers a random trial may be the last to end; the pruner would then compare it.
-        if not self._random and self.trial.should_prune():
+        if self.slot >= self.slots.proposals.random and self.trial.should_prune():
             raise optuna.TrialPruned
 
     def check(self) -> None:
@@ -242,20 +225,15 @@ class Running:
 
     def complete(self, value: float) -> None:
         """Note the result."""
-        if not self._end(TrialState.COMPLETE, [value]):
-            raise TrialLost
+        self._end(TrialState.COMPLETE, [value])
 
     def prune(self, attribute: str | None = None) -> None:
         """Note that there is no result, but the last report; an attribute says why, if it was not pruned."""
         if attribute:
             self.trial.set_user_attr(attribute, True)
         reports = self.storage.get_trial(self.identity).intermediate_values
-        if not self._end(TrialState.PRUNED, [reports[max(reports)]] if reports else None):
-            raise TrialLost
+        self._end(TrialState.PRUNED, [reports[max(reports)]] if reports else None)
 
-    def _end(self, state: TrialState, values: list[float] | None = None) -> bool:
-        try:
-            self.storage.set_trial_state_values(self.identity, state, values)
-        except UpdateFinishedTrialError:
-            return False
-        return True
+    def _end(self, state: TrialState, values: list[float] | None) -> None:
+        if not self.slots.end(self.identity, state, values):
+            raise TrialLost

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import optuna
 import torch
@@ -21,11 +22,11 @@ from undelta.observation import Observation
 from undelta.observation.file import load_observation
 from undelta.studies.tuning.objective import Diverged, Mismatch, Objective
 from undelta.studies.tuning.plan import OBSERVATION, Plan, read_plan
-from undelta.studies.tuning.proposals import DIVERGED, Proposals
-from undelta.studies.tuning.shadow import ShadowQuality
+from undelta.studies.tuning.proposals import DIVERGED, Proposals, slot_of
+from undelta.studies.tuning.shadow import ShadowQuality, cast_shadow
 from undelta.studies.tuning.space import settings_of
 from undelta.studies.tuning.storage import open_storage
-from undelta.studies.tuning.study import Running, Slots, TrialLost, make_pruner, open_study
+from undelta.studies.tuning.study import Running, Slots, TrialLost
 from undelta.trials.pool import PoolError
 from undelta.trials.tasks import Progress, Tasks
 
@@ -53,32 +54,29 @@ class Evaluations(Tasks):
     def slots(self) -> Slots:
         """The places, as this worker sees them."""
         plan = read_plan(Path(self.directory))
-        storage = open_storage(self.storage, Path(self.directory))
-        study = open_study(
-            storage,
-            plan.name,
-            sampler=Proposals(plan.sides, seed=plan.seed, random=plan.random),
-            pruner=make_pruner(prune=plan.prune, random=plan.random, warmup=plan.warmup),
+        return Slots(
+            open_storage(self.storage, Path(self.directory)),
+            Proposals(plan.sides, seed=plan.seed, random=plan.random),
+            name=plan.name,
             direction=plan.direction,
+            prune=plan.prune,
+            warmup=plan.warmup,
+            total=self.total,
+            worker=self.worker,
         )
-        return Slots(study, storage, total=self.total, worker=self.worker)
 
     def unfinished(self) -> list[str]:
-        """The places without a result."""
-        done = {trial.user_attrs["slot"] for trial in self.slots.finished()}
+        done = set(map(slot_of, self.slots.finished()))
         return [str(slot) for slot in range(self.total) if slot not in done]
 
     def look(self) -> Progress:
-        """How far all workers together are."""
         running = {str(slot): owner for slot, owner in self.slots.running().items()}
         return Progress(total=self.total, done=len(self.slots.finished()), running=running)
 
     def free(self) -> int:
-        """How many places wait for a worker."""
         return len(self.slots.waiting())
 
     def task_of(self, worker: str) -> str | None:
-        """The place that a worker holds."""
         return next((str(slot) for slot, owner in self.slots.running().items() if owner.worker == worker), None)
 
     def give_up(self, task: str, reason: str) -> None:
@@ -89,83 +87,62 @@ class Evaluations(Tasks):
         """Dead workers leave nothing but checkpoints, which whoever repeats their trials needs."""
 
     def work(self) -> None:
-        """Evaluate one point after the other until there is nothing left to take."""
         directory = Path(self.directory)
-        plan = read_plan(directory)
         observation = load_observation(directory / OBSERVATION, model=self.model).to(device_of(self.device))
-        evaluate(
-            self.slots,
-            make_objective(plan, observation),
-            directory,
-            checkpoint_seconds=self.checkpoint_seconds,
-            memory=self.memory,
-            show=self.show,
-        )
+        objective = make_objective(read_plan(directory), observation)
+        evaluate(self.slots, objective, directory, self.checkpoint_seconds, self.memory, self.show)
 
 
 def make_objective(plan: Plan, observation: Observation) -> Objective:
     """What the plan asks for."""
-    arguments = {**plan.arguments, "steps": plan.steps}
-    if plan.objective == "mismatch":
-        return Mismatch(observation, attack=plan.attack, arguments=arguments, seed=plan.seed)
-    assert plan.public is not None  # noqa: S101
-    return ShadowQuality(
-        observation,
-        public=plan.public,
-        draws=plan.shadow_draws,
-        attack=plan.attack,
-        arguments=arguments,
-        seed=plan.seed,
-    )
+    tried: dict[str, Any] = {"attack": plan.attack, "arguments": {**plan.arguments, "steps": plan.steps}}
+    if plan.public is None:
+        return Mismatch(observation=observation, seed=plan.seed, **tried)
+    draws = range(plan.shadow_draws)
+    shadows = [cast_shadow(observation, plan.public, seed=plan.seed, draw=draw) for draw in draws]
+    return ShadowQuality(shadows=shadows, seed=plan.seed, **tried)
 
 
 def evaluate(
     slots: Slots,
     objective: Objective,
     directory: Path,
-    *,
     checkpoint_seconds: float = 30.0,
     memory: int = MEMORY,
     show: ShowTrial | None = None,
 ) -> None:
     """Evaluate one point after the other until there is nothing left to take."""
+    folder = directory / CHECKPOINTS
+
+    def attempt(running: Running) -> None:
+        make_folder(folder)
+        opened: list[Path] = []
+        shown = show(running.slot) if show else None
+
+        def watch(moment: Moment, total: int) -> None:
+            running.check()
+            if shown:
+                shown(moment, total)
+
+        def open_run(part: str, key: str) -> Run:
+            opened.append(folder / f"{running.slot}-{part}.pt")
+            key = f"{key} threads={torch.get_num_threads()}"
+            checkpoint = Checkpoint(opened[-1], key=key, seconds=checkpoint_seconds, replace=True)
+            return Run(watch=watch, checkpoint=checkpoint, memory=memory)
+
+        try:
+            try:
+                settings = settings_of(running.point())
+                running.complete(objective(settings, report=running.report, open_run=open_run))
+            except optuna.TrialPruned:
+                running.prune()
+            except Diverged:
+                running.prune(DIVERGED)
+        except (TrialLost, UpdateFinishedTrialError):
+            return  # whoever repeats the trial resumes from its checkpoint
+        for path in opened:
+            path.unlink(missing_ok=True)
+
     while running := slots.take():
         with running:
-            _attempt(running, objective, directory, checkpoint_seconds, memory, show(running.slot) if show else None)
-
-
-def _attempt(
-    running: Running,
-    objective: Objective,
-    directory: Path,
-    checkpoint_seconds: float,
-    memory: int,
-    show: Watch | None,
-) -> None:
-    folder = directory / CHECKPOINTS
-    make_folder(folder)
-    opened: list[Path] = []
-
-    def watch(moment: Moment, total: int) -> None:
-        running.check()
-        if show:
-            show(moment, total)
-
-    def open_run(part: str, key: str) -> Run:
-        opened.append(folder / f"{running.slot}-{part}.pt")
-        key = f"{key} threads={torch.get_num_threads()}"
-        checkpoint = Checkpoint(opened[-1], key=key, seconds=checkpoint_seconds, replace=True)
-        return Run(watch=watch, checkpoint=checkpoint, memory=memory)
-
-    try:
-        try:
-            settings = settings_of(running.point())
-            running.complete(objective(settings, report=running.report, open_run=open_run))
-        except optuna.TrialPruned:
-            running.prune()
-        except Diverged:
-            running.prune(DIVERGED)
-    except (TrialLost, UpdateFinishedTrialError):
-        return  # whoever repeats the trial resumes from its checkpoint
-    for path in opened:
-        path.unlink(missing_ok=True)
+            attempt(running)
