@@ -52,6 +52,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "awa, no weights": ("awa", {"steps": 1000, "form": "approximation"}),
     "awa, paper's Q": ("awa", {"steps": 1000, "q": "paper"}),
     "strongest": ("strongest", {}),
+    "awa, signed steps": ("awa", {"steps": 1000, "signed": True, "learning_rate": 0.3}),
+    "strongest, signed steps": ("strongest", {"signed": True}),
+    "strongest, rising weights": ("strongest", {"weights": "rising", "rollout_steps": 100}),
     "strongest, longer": ("strongest", {"rollout_steps": 300}),  # as long as awa where that has four mini-batches
 }
 
@@ -63,7 +66,7 @@ def main() -> None:
     parser.add_argument("--rows", choices=("even", "odd"), default="odd")
     parser.add_argument("--initial", help="trained weights, for the cases that are called so")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS)[:-1])
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS)[:4])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pictures", type=Path, help="a folder for pictures of the results")
     parser.add_argument("--table", action="store_true")

@@ -215,6 +215,7 @@ def strongest(
     deep_tv: float = 0.03,
     bn: float = 0.001,
     bn_source: Source = "auto",
+    signed: bool = False,
     restarts: int = 1,
     labels: str = "auto",
     masked: bool = True,
@@ -233,6 +234,8 @@ def strongest(
             phase has a third of both.
         bn: Weight of the BatchNorm prior.
         bn_source: Whose statistics the prior trusts.
+        signed: Step along the gradient's sign only: worth a second run on trained networks, whose gradients differ in
+            size from step to step by so much that Adam's own scaling fails.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
         labels: Where labels come from; inferred if none are granted.
         masked: Whether to leave entries that look pruned out of the match.
@@ -261,6 +264,7 @@ def strongest(
         labels=label_source(labels),
         optimizer=Adam(learning_rate=1.0),
         schedule=cosine_decay,
+        signed=signed,
         steps=steps,
         masked=masked,
     )
@@ -268,6 +272,7 @@ def strongest(
         replay=CoarseRollout(steps=MACRO_STEPS[0]),
         optimizer=Adam(learning_rate=rollout_rate),
         schedule=cosine_decay,
+        signed=signed,
         steps=rollout_steps,
         masked=masked,
     )
