@@ -289,3 +289,18 @@ def test_a_path_that_few_steps_do_not_resolve_is_not_taken_for_a_clipped_one() -
     scenario = replace(SCENARIO, learning_rate=8.0, epochs=20)
     observation = disclose(scenario.draw(0), scenario)
     assert path_stretch(observation, truth()) == 1.0
+
+
+def test_signed_steps_reach_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    original = Descent.__init__
+
+    def spy(self: Descent, *arguments: Any, **keywords: Any) -> None:
+        original(self, *arguments, **keywords)
+        seen.append(self.method.signed)
+
+    monkeypatch.setattr(Descent, "__init__", spy)
+    observation = disclose(SCENARIO.draw(0), SCENARIO, seed=0)
+    strongest(steps=2, rollout_steps=4, signed=True)(observation)
+    assert len(seen) > 2  # two candidates, and what follows them
+    assert all(seen)
