@@ -52,8 +52,10 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "awa, no weights": ("awa", {"steps": 1000, "form": "approximation"}),
     "awa, paper's Q": ("awa", {"steps": 1000, "q": "paper"}),
     "strongest": ("strongest", {}),
-    "awa, signed steps": ("awa", {"steps": 1000, "signed": True, "learning_rate": 0.3}),
-    "strongest, signed steps": ("strongest", {"signed": True}),
+    "awa, for trained networks": (  # as docs/deep-networks.md says
+        "awa",
+        {"steps": 1000, "form": "approximation", "signed": True, "learning_rate": 0.3, "tv": 0.1},
+    ),
     "strongest, rising weights": ("strongest", {"weights": "rising", "rollout_steps": 100}),
     "strongest, longer": ("strongest", {"rollout_steps": 300}),  # as long as awa where that has four mini-batches
 }

@@ -12,16 +12,7 @@ import pytest
 import torch
 
 from undelta.attacker.attacks import ATTACKS, strongest
-from undelta.attacker.attacks.strongest import (
-    CLIPPED,
-    FLAT,
-    MACRO_STEPS,
-    RESOLVED,
-    RISING,
-    judge_for,
-    path_stretch,
-    resolving,
-)
+from undelta.attacker.attacks.strongest import CLIPPED, FLAT, RISING, judge_for, was_trained
 from undelta.attacker.combine import Consensus, Phases, method_of
 from undelta.attacker.descent import Descent
 from undelta.attacker.distances import mismatch
@@ -30,6 +21,7 @@ from undelta.attacker.optimizers import Adam
 from undelta.attacker.priors import TotalVariation
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replays import CoarseRollout, OneStep, Replay, ReplayPart
+from undelta.attacker.resolution import MACRO_STEPS, RESOLVED, path_stretch, resolving
 from undelta.attacker.weights import WeightsPart
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
@@ -291,7 +283,8 @@ def test_a_path_that_few_steps_do_not_resolve_is_not_taken_for_a_clipped_one() -
     assert path_stretch(observation, truth()) == 1.0
 
 
-def test_signed_steps_reach_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def signs_of(observation: Observation, signed: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether steps are signed, descent by descent."""
     seen: list[bool] = []
     original = Descent.__init__
 
@@ -300,7 +293,36 @@ def test_signed_steps_reach_every_phase(monkeypatch: pytest.MonkeyPatch) -> None
         seen.append(self.method.signed)
 
     monkeypatch.setattr(Descent, "__init__", spy)
-    observation = disclose(SCENARIO.draw(0), SCENARIO, seed=0)
-    strongest(steps=2, rollout_steps=4, signed=True)(observation)
-    assert len(seen) > 2  # two candidates, and what follows them
+    strongest(steps=2, rollout_steps=4, signed=signed)(observation)
+    return seen
+
+
+def normed(*, touched: bool) -> Observation:
+    """An update of a small ResNet; its running statistics are those of data, or of nothing."""
+    scenario = replace(SCENARIO, model="resnet8", model_arguments={"width": 4}, norm_mode="eval")
+    observation = disclose(scenario.draw(0), scenario)
+    if not touched:
+        return observation
+    means = {name: value + 0.1 for name, value in observation.initial.items() if name.endswith("running_mean")}
+    return replace(observation, initial={**observation.initial, **means}, received={**observation.received, **means})
+
+
+@pytest.mark.parametrize("touched", [False, True], ids=["fresh", "trained"])
+def test_signed_steps_are_a_candidate_where_the_network_was_trained(
+    touched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observation = normed(touched=touched)
+    assert was_trained(observation) is touched
+    first = signs_of(observation, "auto", monkeypatch)[: 2 + touched]
+    assert first == [False, False, *[True] * touched]
+    assert not any(signs_of(observation, False, monkeypatch))
+
+
+def test_signed_steps_alone_reach_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = signs_of(normed(touched=True), True, monkeypatch)
+    assert len(seen) > 1
     assert all(seen)
+
+
+def test_a_network_without_batch_norm_does_not_tell_whether_it_was_trained() -> None:
+    assert not was_trained(disclose(SCENARIO.draw(0), SCENARIO))

@@ -157,7 +157,7 @@ class BatchNormStatistics:
         found = batch_norm_targets(observation, self.source)
         if not found or self.weight == 0:
             return None
-        targets = {name: target for name, target in found.items() if not _untouched(*target)}
+        targets = {name: target for name, target in found.items() if not untouched(*target)}
         if not targets:
             return Off(UNTOUCHED)
 
@@ -173,7 +173,8 @@ class BatchNormStatistics:
         return OnMoments(penalty)
 
 
-def _untouched(mean: Tensor, variance: Tensor) -> bool:
+def untouched(mean: Tensor, variance: Tensor) -> bool:
+    """Whether these are the running statistics of a fresh network, which has seen no data."""
     return bool((mean == 0).all() and (variance == 1).all())
 
 

@@ -8,28 +8,30 @@ images themselves in more and more macro-steps.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
 from undelta.attacker.attack import UNWATCHED, Run
 from undelta.attacker.combine import Matching, Phases, altered, best_of
-from undelta.attacker.distances import mismatch
 from undelta.attacker.labels import label_source
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, cosine_decay
-from undelta.attacker.priors import BatchNormStatistics, ColorVariation, Prior, Source, TotalVariation
-from undelta.attacker.pruned import sent_entries
+from undelta.attacker.priors import (
+    BatchNormStatistics,
+    ColorVariation,
+    Prior,
+    Source,
+    TotalVariation,
+    batch_norm_targets,
+    untouched,
+)
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep, ReplayPart, prepare
+from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep, ReplayPart
+from undelta.attacker.resolution import MACRO_STEPS, path_stretch, resolving
 from undelta.attacker.weights import PAPER_Q, Ramps, Uniform, WeightsPart
-from undelta.engine import MEMORY
 from undelta.errors import ConfigError
 from undelta.observation import Observation
-from undelta.seeding import stream
-from undelta.updates import Update, inner, layers_of
+from undelta.updates import layers_of
 
 FLAT = Uniform()
 # The paper's ramps; but the last layer, which holds most of a deep network's update, says little of pixels.
@@ -37,14 +39,14 @@ RISING = Ramps(conv=PAPER_Q.conv, norm=PAPER_Q.norm, linear=PAPER_Q.linear / 100
 # Early layers see the pixels; on an exact replay their share of the update is worth more, if flat weights did well.
 FALLING = Ramps(conv=0.1, norm=0.1, linear=0.1)
 
-MACRO_STEPS = (5, 10, 20)
-RESOLVED = 0.3  # of the mismatch so far: what a finer replay may change the simulated update by
 ROUNDS = 2  # of the time after the first phase; before each the replay is chosen anew
 POLISH, POLISH_RATE = 0.2, 0.2  # the share of that time for a last phase with weaker priors, and Adam's rate in it
 LATER = 0.3  # of the mismatch so far: what the rounds to come may reach
 SECOND = 0.4  # of the first round's rate: what it found is not to be lost again
 
-AGREE = 0.1  # lengths of one path in few and in twice as many macro-steps, if they resolve it
+# A trained network's gradients differ in size from step to step by so much that Adam's own scaling fails.
+STEEP_RATE, STEEP_TV = 0.3, 0.1
+
 CLIPPED = 1.5  # times shorter than its path: an update that its client did not send whole
 
 
@@ -56,6 +58,12 @@ class Candidate:
     priors: tuple[Prior, ...]
     late: tuple[Prior, ...] | None = None
     """Of a last phase, when the images are good enough to need less of a prior; None: no such phase."""
+    signed: bool = False
+    """Step along the gradient's sign only."""
+    rate: float = 1.0
+    """Adam's in the first phase, and its share of the rate of the rounds after it."""
+    trained_only: bool = False
+    """Tried only where the network has seen data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +100,11 @@ class Composite:
 
         def finer(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
             nonlocal spent
-            total = budget - (int(budget * POLISH) if self._late(by) else 0)
+            chosen = self._chosen(by)
+            total = budget - (int(budget * POLISH) if chosen.late else 0)
             if spent >= total:
                 return None
-            rate = self.rollout.optimizer.learning_rate * (SECOND if spent else 1)
+            rate = self.rollout.optimizer.learning_rate * chosen.rate * (SECOND if spent else 1)
             replay, settled = self._replay(observation, guess, by, run.memory)
             gradients = total - spent if settled or spent else total // ROUNDS
             spent += gradients
@@ -104,23 +113,31 @@ class Composite:
             if not steps:
                 return None
             method = replace(self.rollout, replay=replay, weights=weights, priors=by.priors, steps=steps)
-            return replace(method, optimizer=Adam(learning_rate=rate))
+            return replace(method, optimizer=Adam(learning_rate=rate), signed=chosen.signed)
 
         def polish(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
-            late, steps = self._late(by), (budget - spent) // self._cost(by.replay)
+            late, steps = self._chosen(by).late, (budget - spent) // self._cost(by.replay)
             if late is None or not steps:
                 return None
             return replace(by, priors=late, optimizer=Adam(learning_rate=POLISH_RATE), steps=steps)
 
         tries = tuple(
-            altered(midpoint, weights=candidate.weights, priors=candidate.priors) for candidate in self.candidates
+            altered(
+                midpoint,
+                weights=candidate.weights,
+                priors=candidate.priors,
+                signed=candidate.signed,
+                optimizer=Adam(learning_rate=candidate.rate),
+            )
+            for candidate in self.candidates
+            if not candidate.trained_only or was_trained(observation)
         )
         rounds = () if observation.unknown else (further_out, *[finer] * ROUNDS, polish)
         return Phases(phases=(tries, *rounds), judge=judge_for(observation))(observation, seed=seed, run=run)
 
-    def _late(self, by: GradientMatching) -> tuple[Prior, ...] | None:
-        """The priors of the last phase, for the candidate that was chosen."""
-        return next(candidate.late for candidate in self.candidates if candidate.priors == by.priors)
+    def _chosen(self, by: GradientMatching) -> Candidate:
+        """The candidate that won the first phase, of which each has priors of its own."""
+        return next(candidate for candidate in self.candidates if candidate.priors == by.priors)
 
     def _cost(self, replay: ReplayPart) -> int:
         """Gradients of one iteration; macro-steps that the user asks for count as five, so that iterations are told."""
@@ -145,6 +162,11 @@ class Composite:
         return now, now == later
 
 
+def was_trained(observation: Observation) -> bool:
+    """Whether the server's BatchNorm statistics are those of data; without BatchNorm nobody can tell."""
+    return any(not untouched(*target) for target in batch_norm_targets(observation, "server").values())
+
+
 def judge_for(observation: Observation) -> WeightsPart:
     """Layer weights under which candidates are compared (docs/strongest.md).
 
@@ -153,55 +175,6 @@ def judge_for(observation: Observation) -> WeightsPart:
     """
     deep = any(layer.kind == "norm" for layer in layers_of(observation.model()))
     return RISING if deep else FLAT
-
-
-def resolving(observation: Observation, guess: Reconstruction, replay: ReplayPart, memory: int = MEMORY) -> ReplayPart:
-    """The cheapest replay, from the given one on, that resolves the path of these images: a finer one agrees.
-
-    It agrees if it changes the simulated update by less than a share of what the images leave unexplained: while those
-    are far from the truth, a rough replay is as good as a fine one, and cheaper; the closer they are, the finer it must
-    be, or the attack fits the replay's own error.
-    """
-
-    def simulated(part: ReplayPart) -> Update:
-        made = prepare(part, observation, stream("attacker", "resolving"), memory)
-        return made(observation.image.normalize(guess.images), guess.labels).update
-
-    most = observation.training.epochs * observation.training.batches
-    parts = [replay, *_finer_than(replay, most)]
-    updates = map(simulated, parts)  # lazily: the finest ones are seldom asked for
-    for part, (rough, fine) in zip(parts[:-1], pairwise(updates), strict=True):
-        if mismatch(rough, fine) <= RESOLVED * guess.mismatch:
-            return part
-    return parts[-1]
-
-
-def _finer_than(replay: ReplayPart, most: int) -> Iterator[CoarseRollout]:
-    """More and more macro-steps. Without mini-batches as many as epochs are exact (scenario 2), and more are wrong."""
-    least = replay.steps if isinstance(replay, CoarseRollout) else 0
-    for count in dict.fromkeys(min(count, most) for count in MACRO_STEPS):
-        if count > least:
-            yield CoarseRollout(steps=count)
-
-
-def path_stretch(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> float:
-    """How much longer the path of these dummy images is than the update that was sent, on the entries that were.
-
-    One where a few macro-steps do not tell: they overshoot on a path that they do not resolve.
-    """
-
-    def length(count: int) -> float:
-        replay = prepare(CoarseRollout(steps=count), observation, stream("attacker", "stretch"), memory)
-        simulated = replay(observation.image.normalize(guess.images), guess.labels).update
-        sent = sent_entries(replay.target)
-        if sent:
-            simulated = {name: value * sent[name] for name, value in simulated.items()}
-        size = float(inner(replay.target, replay.target).sqrt())
-        return float(inner(simulated, simulated).sqrt()) / size if size else 1.0
-
-    most = observation.training.epochs * observation.training.batches
-    coarse, fine = (length(min(count, most)) for count in MACRO_STEPS[:2])
-    return fine if math.isfinite(fine) and abs(coarse - fine) <= AGREE * fine else 1.0
 
 
 def strongest(
@@ -215,7 +188,7 @@ def strongest(
     deep_tv: float = 0.03,
     bn: float = 0.001,
     bn_source: Source = "auto",
-    signed: bool = False,
+    signed: bool | Literal["auto"] = "auto",
     restarts: int = 1,
     labels: str = "auto",
     masked: bool = True,
@@ -234,8 +207,8 @@ def strongest(
             phase has a third of both.
         bn: Weight of the BatchNorm prior.
         bn_source: Whose statistics the prior trusts.
-        signed: Step along the gradient's sign only: worth a second run on trained networks, whose gradients differ in
-            size from step to step by so much that Adam's own scaling fails.
+        signed: Whether to try flat weights with signed steps, a smaller rate and more of a prior: "auto", beside the
+            others where BatchNorm statistics show a trained network; True, instead of them; False, never.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
         labels: Where labels come from; inferred if none are granted.
         masked: Whether to leave entries that look pruned out of the match.
@@ -256,15 +229,21 @@ def strongest(
         priors=(ColorVariation(weight=deep_tv), statistics),
         late=(ColorVariation(weight=deep_tv / 3), statistics),
     )
+    steep = Candidate(
+        weights=FLAT,
+        priors=(ColorVariation(weight=STEEP_TV), statistics),
+        signed=True,
+        rate=STEEP_RATE,
+        trained_only=signed == "auto",
+    )
     choices = {"both": (flat, rising), "flat": (flat,), "rising": (rising,)}
     if weights not in choices:
         raise ConfigError(f"expected weights {', '.join(choices)}, got {weights!r}")
+    candidates = (steep,) if signed is True else (*choices[weights], *([steep] if signed else []))
     midpoint = GradientMatching(
         replay=OneStep(position=0.5),
         labels=label_source(labels),
-        optimizer=Adam(learning_rate=1.0),
         schedule=cosine_decay,
-        signed=signed,
         steps=steps,
         masked=masked,
     )
@@ -272,13 +251,12 @@ def strongest(
         replay=CoarseRollout(steps=MACRO_STEPS[0]),
         optimizer=Adam(learning_rate=rollout_rate),
         schedule=cosine_decay,
-        signed=signed,
         steps=rollout_steps,
         masked=masked,
     )
     return Composite(
         midpoint=best_of(restarts, midpoint),
         rollout=rollout,
-        candidates=choices[weights],
+        candidates=candidates,
         macro_steps=macro_steps,
     )
