@@ -56,6 +56,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "awa",
         {"steps": 1000, "form": "approximation", "signed": True, "learning_rate": 0.3, "tv": 0.1},
     ),
+    "strongest, signed steps alone": ("strongest", {"signed": True}),
     "strongest, rising weights": ("strongest", {"weights": "rising", "rollout_steps": 100}),
     "strongest, longer": ("strongest", {"rollout_steps": 300}),  # as long as awa where that has four mini-batches
 }
