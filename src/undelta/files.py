@@ -74,7 +74,7 @@ def read_tensors(path: str | Path, *, kind: str, error: type[UndeltaError]) -> t
     if not isinstance(values, dict) or values.get("kind") != kind:
         found = values.get("kind") if isinstance(values, dict) else values
         raise error(f"{path}: expected a file of kind {kind!r}, got {found!r}")
-    if values.get("format") != FORMAT:
+    if values.get("format") != FORMAT or type(values["format"]) is not int:
         raise error(f"{path}: format {values.get('format')!r} is not known to this version (it reads {FORMAT})")
     return tensors, values
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from undelta.attacker.attacks import strongest
 from undelta.client.defenses import DEFENSES, OnUpdate, make_defenses
+from undelta.client.defenses.defense import InTraining
 from undelta.client.defenses.mixup import Mixup
 from undelta.client.defenses.soteria import Soteria, last_linear
 from undelta.client.disclose import disclose, disclose_with_secrets
@@ -381,3 +382,11 @@ def test_entries_that_a_defense_leaves_alone_arrive_bit_by_bit(
     for name, value in sparse.received.items():
         arrived = value != sparse.initial[name]
         assert torch.equal(value[arrived], plain.received[name][arrived])
+
+
+def test_a_defense_in_training_that_changes_nothing_is_refused() -> None:
+    with pytest.raises(TypeError, match="Misspelled trains as without a defense"):
+
+        class Misspelled(InTraining):
+            def gradient(self) -> None:
+                """Nobody calls it."""

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 import torch
@@ -48,6 +49,10 @@ class Q:
 
 PAPER_Q = Q(conv=694.99, norm=898.67, linear=441.64, enhanced=789.51, p_mean=0.497, p_var=0.314)
 """Tuned by the paper for ResNet-18 at N=16, E=32, B=4 (AWA tab_search_ranges_BO)."""
+SEARCH_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {**dict.fromkeys(("conv", "norm", "linear", "enhanced"), (1, 1000)), **dict.fromkeys(("p_mean", "p_var"), (0, 0.5))}
+)
+"""Where the paper looked for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,7 +170,10 @@ class Observation:
                 f"the model {self.architecture.name!r} is somebody's code, which is never imported because a file "
                 f"says so. If you trust it, name it yourself: --model {self.architecture.name}"
             )
-        return self.architecture.build(self.builder, shape=self.image.shape, classes=self.image.classes)
+        try:
+            return self.architecture.build(self.builder, shape=self.image.shape, classes=self.image.classes)
+        except ConfigError as problem:
+            raise ObservationError(str(problem)) from problem
 
     def model(self) -> nn.Module:
         """The model as the server sent it, rebuilt."""

@@ -23,9 +23,9 @@ from undelta.client.federation import federate
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError, UndeltaError
-from undelta.files import load_json, make_folder, to_json, write_bytes
+from undelta.files import make_folder, to_json, write_bytes
 from undelta.observation import ImageSpec
-from undelta.schema import parse
+from undelta.schema import read_json
 from undelta.trials.leases import Lease
 from undelta.trials.pool import PoolError, Workers
 from undelta.trials.record import describe_scenario, versions
@@ -133,7 +133,7 @@ class Measurements(FolderTasks):
     def result(self, key: str) -> Utility:
         path = self.folder(key) / UTILITY
         try:
-            return parse(Utility, load_json(path), where=str(path), error=DataError)
+            return read_json(Utility, path)
         except DataError as problem:
             raise DataError(f"{problem}; delete it to measure again") from problem
 

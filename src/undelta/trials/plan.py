@@ -212,7 +212,8 @@ class Checks:
 
 def _sketch(scenario: Scenario, image: ImageSpec, where: str) -> nn.Module:
     try:
-        with nullcontext() if scenario.architecture.custom else torch.device("meta"):  # costs neither time nor memory
+        # A built-in model costs neither time nor memory there; a custom one may not work there.
+        with nullcontext() if scenario.architecture.custom else torch.device("meta"):
             return scenario.make_model(image)
     except (UndeltaError, TypeError, ValueError, RuntimeError) as problem:
         raise ConfigError(f"{where}: model: {problem}") from problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from undelta.attacker.weights import SEARCH_RANGES
 from undelta.studies.reproduce import published
 from undelta.studies.reproduce.published import Case, Figures
 
@@ -104,4 +105,4 @@ def test_settings_and_tuned_weights() -> None:
         "p_mean": 0.497,
         "p_var": 0.314,
     }
-    assert list(published.SEARCH_RANGES.values()) == [(1, 1000)] * 4 + [(0, 0.5)] * 2
+    assert list(SEARCH_RANGES.values()) == [(1, 1000)] * 4 + [(0, 0.5)] * 2

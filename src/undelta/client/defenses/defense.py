@@ -34,7 +34,12 @@ class OnData(Part, ABC):
 
 
 class InTraining(Part):
-    """Takes the place of plain SGD, or of the gradients that it steps along."""
+    """Takes the place of plain SGD (`walk`), or of the gradients that it steps along."""
+
+    def __init_subclass__(cls) -> None:
+        # A misspelled method would train without any defense, and be reported as one.
+        if (cls.walk, cls.gradients) == (InTraining.walk, InTraining.gradients):
+            raise TypeError(f"{cls.__name__} trains as without a defense: define walk or gradients")
 
     def gradients(
         self, model: nn.Module, images: Tensor, labels: Tensor, training: LocalTraining

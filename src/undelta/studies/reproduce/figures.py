@@ -26,9 +26,6 @@ MOST_IMAGES = 64  # of one client in a picture
 WIDE = (760, 300)
 PAPER_STYLE = 7
 
-Points = Sequence[tuple[float, float, str]]
-"""Where each is, and what it says."""
-
 
 def write_charts(reproduction: Reproduction, results: Results, directory: Path) -> list[str]:
     """Each metric over the cases, or over the methods where there is one case; returns the files' names.

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from undelta.attacker.weights import PAPER_Q
+from undelta.attacker.weights import PAPER_Q, SEARCH_RANGES
 
 
 class Figures(NamedTuple):
@@ -72,7 +72,4 @@ LARGE = TABLES["fig_awa_128_64"]
 TUNING_CASE = Case(16, 32, 4)
 TUNING_TRIALS = 50
 TUNING_RANDOM = 12
-SEARCH_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {**dict.fromkeys(("conv", "norm", "linear", "enhanced"), (1, 1000)), **dict.fromkeys(("p_mean", "p_var"), (0, 0.5))}
-)
 TUNED_Q: Mapping[str, float] = MappingProxyType({name: getattr(PAPER_Q, name) for name in SEARCH_RANGES})

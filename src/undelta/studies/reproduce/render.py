@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
+from undelta.attacker.weights import SEARCH_RANGES
 from undelta.evaluation.measures import METRICS, MISSING
 from undelta.files import write_bytes
 from undelta.report.exports import Table
@@ -99,7 +100,7 @@ def _weights(tuning: Sequence[Evaluation]) -> str:
     _, best = min(valued, key=lambda pair: pair[0], default=(None, dict[str, float]()))
     rows = [
         [name, f"{low:g} to {high:g}", f"{published.TUNED_Q[name]:g}", f"{best[name]:.4g}" if name in best else MISSING]
-        for name, (low, high) in published.SEARCH_RANGES.items()
+        for name, (low, high) in SEARCH_RANGES.items()
     ]
     return Table(words=["Parameter"], numbers=["Search range", "Paper", "Ours"], rows=rows).markdown()
 

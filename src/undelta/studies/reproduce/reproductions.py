@@ -54,7 +54,9 @@ class Reproduction:
 
 
 REPRODUCTIONS = read_named(Reproduction, __file__)
-COMPARISON, FIGURE, ABLATION, EPOCHS, LARGE, TUNING, STAGES = REPRODUCTIONS.values()
+COMPARISON, FIGURE, ABLATION, EPOCHS, LARGE, TUNING, STAGES = (
+    REPRODUCTIONS[name] for name in ("comparison", "figure-n8e32", "ablation", "epochs", "large", "tuning", "stages")
+)
 
 
 def find_reproductions(name: str) -> tuple[Reproduction, ...]:

@@ -77,7 +77,7 @@ def read_named(cls: type[T], module: str) -> dict[str, T]:
 
 
 SCALES = read_named(Scale, __file__)
-SMOKE, CPU, PAPER = SCALES.values()
+SMOKE, CPU, PAPER = (SCALES[name] for name in ("smoke", "cpu", "paper"))
 
 
 def find_scale(name: str) -> Scale:

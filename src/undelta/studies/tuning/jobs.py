@@ -23,7 +23,7 @@ from undelta.schema import find
 from undelta.studies.screen import SILENT, Screen
 from undelta.studies.single import attack_job
 from undelta.studies.tuning.outcome import Tuned, best_value, conclude, write_outcome
-from undelta.studies.tuning.plan import OBSERVATION, PLAN, Plan, read_plan, settle
+from undelta.studies.tuning.plan import OBSERVATION, PLAN, ObjectiveName, Plan, read_plan, settle
 from undelta.studies.tuning.space import choose_space
 from undelta.studies.tuning.worker import CHECKPOINTS, Evaluations, make_objective
 from undelta.trials.config import load_scenario, make_attack
@@ -39,9 +39,13 @@ def tune_job(
     *,
     out: Path,
     trials: int = 50,
+    random: int = 12,
     steps: int = 1000,
     space: str = "paper",
+    objective: ObjectiveName = "mismatch",
     public: str | None = None,
+    shadow_draws: int = 2,
+    prune: bool = True,
     attack: str = "awa",
     arguments: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -52,7 +56,6 @@ def tune_job(
     memory: int = MEMORY,
     checkpoint_seconds: float = 30.0,
     screen: Screen = SILENT,
-    **settings: Any,
 ) -> Tuned:
     """Tune an attack's layer weights on one update (AWA alg_DataRecAttack), and write what was found to ``out``.
 
@@ -62,9 +65,13 @@ def tune_job(
         source: A scenario (.toml), which is simulated and of which the update alone is used; or a recorded update.
         out: The directory of this tuning.
         trials: How many points to evaluate, the random ones included.
+        random: How many of them are random.
         steps: Attack iterations of each evaluation.
         space: "paper", "weights" or "wide".
-        public: Where the images of shadow clients come from; they must not be the real client's.
+        objective: "mismatch", f(Q) of the paper; or "shadow", image quality on clients of the attacker's own.
+        public: Where the images of those clients come from; they must not be the real client's.
+        shadow_draws: How many such clients.
+        prune: Whether to end evaluations early that are worse than the median.
         attack: An attack that has a Q.
         arguments: Its settings that are not tuned.
         seed: Random seed; also draws the scenario.
@@ -75,7 +82,6 @@ def tune_job(
         memory: Bytes that they may keep in order to save time.
         checkpoint_seconds: What a kill may cost.
         screen: Shows progress.
-        **settings: Other fields of `Plan`.
     """
     if trials < 1:
         raise ConfigError(f"expected --trials >= 1, got {trials}")
@@ -102,7 +108,10 @@ def tune_job(
         searched=tuple(choose_space(space, observation, attack, fixed)),
         public=public,
         seed=seed,
-        **settings,
+        random=random,
+        objective=objective,
+        shadow_draws=shadow_draws,
+        prune=prune,
     )
     make_attack(attack, {**fixed, "steps": steps})  # complains about wrong settings now
     if out.exists() and not out.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,6 @@ from undelta.files import to_json, write_bytes
 from undelta.studies.tuning.plan import Plan
 from undelta.studies.tuning.proposals import DIVERGED, slot_of
 from undelta.studies.tuning.space import settings_of
-from undelta.studies.tuning.storage import as_experimental
 from undelta.trials.config import to_document
 from undelta.trials.tuning_file import TUNING, Evaluation, TuningFile
 
@@ -87,7 +87,8 @@ def importances(plan: Plan, finished: Sequence[FrozenTrial]) -> dict[str, float]
         return {}
     study = optuna.create_study(direction=plan.direction)
     study.add_trials(completed)
-    with as_experimental():  # as some versions call the evaluator
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions call the evaluator experimental
         found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
     return {name: float(share) for name, share in found.items()}
 
@@ -104,7 +105,7 @@ def write_outcome(tuned: Tuned, directory: Path) -> None:
         importance=dict(tuned.importance),
         trials=tuned.trials,
     )
-    write_bytes(directory / TUNING, to_json(asdict(content)))
+    write_bytes(directory / TUNING, to_json(content))
     head = (
         f"# Trial {best.number} of {len(tuned.trials)}: {measured(tuned)}; search space {plan.space!r}, "
         f"{plan.steps} iterations a trial.\n# For: undelta attack OBSERVATION --weights THIS_FILE\n"

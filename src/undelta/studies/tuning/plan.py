@@ -10,9 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from undelta.errors import ConfigError, DataError
-from undelta.files import load_json, write_bytes
-from undelta.schema import parse, unknown
+from undelta.errors import ConfigError
+from undelta.files import write_bytes
+from undelta.schema import read_json, unknown
 from undelta.studies.tuning.space import SPACES, Space
 from undelta.trials.directory import RUN
 from undelta.trials.record import versions
@@ -97,8 +97,7 @@ def check_objective(name: str) -> ObjectiveName:
 
 def read_plan(directory: Path) -> Plan:
     """The plan that a directory belongs to."""
-    path = directory / PLAN
-    return parse(Plan, load_json(path), where=str(path), error=DataError)
+    return read_json(Plan, directory / PLAN)
 
 
 def _change(key: str, old: object, new: object) -> str:

@@ -11,11 +11,10 @@ from optuna.distributions import FloatDistribution
 
 from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.priors import batch_norm_targets
-from undelta.attacker.weights import Q
+from undelta.attacker.weights import SEARCH_RANGES, Q
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.schema import find, unknown
-from undelta.studies.reproduce.published import SEARCH_RANGES
 from undelta.updates import layers_of, layers_within
 
 KINDS = ("conv", "norm", "linear", "other")

@@ -96,8 +96,9 @@ class Evaluations(Tasks):
 def make_objective(plan: Plan, observation: Observation) -> Objective:
     """What the plan asks for."""
     tried: dict[str, Any] = {"attack": plan.attack, "arguments": {**plan.arguments, "steps": plan.steps}}
-    if plan.public is None:
+    if plan.objective == "mismatch":
         return Mismatch(observation=observation, seed=plan.seed, **tried)
+    assert plan.public is not None  # noqa: S101
     draws = range(plan.shadow_draws)
     shadows = [cast_shadow(observation, plan.public, seed=plan.seed, draw=draw) for draw in draws]
     return ShadowQuality(shadows=shadows, seed=plan.seed, **tried)
