@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from undelta.attacker.attacks import ATTACKS, strongest
-from undelta.attacker.attacks.strongest import CLIPPED, FLAT, RISING, judge_for, was_trained
+from undelta.attacker.attacks.strongest import CLIPPED, FLAT, RISING, STEEP_TV, judge_for, was_trained
 from undelta.attacker.combine import Consensus, Phases, method_of
 from undelta.attacker.descent import Descent
 from undelta.attacker.distances import mismatch
@@ -322,6 +322,21 @@ def test_signed_steps_alone_reach_every_phase(monkeypatch: pytest.MonkeyPatch) -
     seen = signs_of(normed(touched=True), True, monkeypatch)
     assert len(seen) > 1
     assert all(seen)
+
+
+def test_signed_steps_stay_signed_whatever_the_priors_of_the_others() -> None:
+    attack = strongest(deep_tv=STEEP_TV)  # rising and signed have the same priors now
+    rising, steep = attack.candidates[1:]
+    assert rising.priors == steep.priors
+    methods = [
+        replace(method_of(attack.midpoint), priors=candidate.priors, signed=candidate.signed)
+        for candidate in (rising, steep)
+    ]
+    assert [attack._chosen(method) for method in methods] == [rising, steep]
+
+
+def test_layer_weights_that_the_user_names_are_tried_alone() -> None:
+    assert [candidate.signed for candidate in strongest(weights="flat").candidates] == [False]
 
 
 def test_a_network_without_batch_norm_does_not_tell_whether_it_was_trained() -> None:

@@ -136,8 +136,8 @@ class Composite:
         return Phases(phases=(tries, *rounds), judge=judge_for(observation))(observation, seed=seed, run=run)
 
     def _chosen(self, by: GradientMatching) -> Candidate:
-        """The candidate that won the first phase, of which each has priors of its own."""
-        return next(candidate for candidate in self.candidates if candidate.priors == by.priors)
+        """The candidate that won the first phase; its layer weights may have changed since."""
+        return next(one for one in self.candidates if (one.priors, one.signed) == (by.priors, by.signed))
 
     def _cost(self, replay: ReplayPart) -> int:
         """Gradients of one iteration; macro-steps that the user asks for count as five, so that iterations are told."""
@@ -207,8 +207,8 @@ def strongest(
             phase has a third of both.
         bn: Weight of the BatchNorm prior.
         bn_source: Whose statistics the prior trusts.
-        signed: Whether to try flat weights with signed steps, a smaller rate and more of a prior: "auto", beside the
-            others where BatchNorm statistics show a trained network; True, instead of them; False, never.
+        signed: Whether to try flat weights with signed steps, a smaller rate and more of a prior: "auto", beside both
+            layer weights where BatchNorm statistics show a trained network; True, instead of them; False, never.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
         labels: Where labels come from; inferred if none are granted.
         masked: Whether to leave entries that look pruned out of the match.
@@ -239,7 +239,11 @@ def strongest(
     choices = {"both": (flat, rising), "flat": (flat,), "rising": (rising,)}
     if weights not in choices:
         raise ConfigError(f"expected weights {', '.join(choices)}, got {weights!r}")
-    candidates = (steep,) if signed is True else (*choices[weights], *([steep] if signed else []))
+    candidates = choices[weights]
+    if signed is True:
+        candidates = (steep,)
+    elif signed and weights == "both":
+        candidates = (*candidates, steep)
     midpoint = GradientMatching(
         replay=OneStep(position=0.5),
         labels=label_source(labels),
