@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from undelta.attacker.attacks import ATTACKS, strongest
-from undelta.attacker.attacks.strongest import CLIPPED, FLAT, RISING, STEEP_TV, judge_for, was_trained
+from undelta.attacker.attacks.strongest import CLIPPED, FLAT, RISING, STEEP_RATE, STEEP_TV, judge_for, was_trained
 from undelta.attacker.combine import Consensus, Phases, method_of
 from undelta.attacker.descent import Descent
 from undelta.attacker.distances import mismatch
@@ -283,14 +283,14 @@ def test_a_path_that_few_steps_do_not_resolve_is_not_taken_for_a_clipped_one() -
     assert path_stretch(observation, truth()) == 1.0
 
 
-def signs_of(observation: Observation, signed: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether steps are signed, descent by descent."""
-    seen: list[bool] = []
+def steps_of(observation: Observation, signed: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, float]]:
+    """Whether steps are signed, and their rate, descent by descent."""
+    seen: list[tuple[bool, float]] = []
     original = Descent.__init__
 
     def spy(self: Descent, *arguments: Any, **keywords: Any) -> None:
         original(self, *arguments, **keywords)
-        seen.append(self.method.signed)
+        seen.append((self.method.signed, self.method.optimizer.learning_rate))
 
     monkeypatch.setattr(Descent, "__init__", spy)
     strongest(steps=2, rollout_steps=4, signed=signed)(observation)
@@ -313,15 +313,16 @@ def test_signed_steps_are_a_candidate_where_the_network_was_trained(
 ) -> None:
     observation = normed(touched=touched)
     assert was_trained(observation) is touched
-    first = signs_of(observation, "auto", monkeypatch)[: 2 + touched]
-    assert first == [False, False, *[True] * touched]
-    assert not any(signs_of(observation, False, monkeypatch))
+    signs = [sign for sign, _ in steps_of(observation, "auto", monkeypatch)]
+    assert signs[:3] == [False, False, True] if touched else not any(signs)
+    assert not any(sign for sign, _ in steps_of(observation, False, monkeypatch))
 
 
-def test_signed_steps_alone_reach_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = signs_of(normed(touched=True), True, monkeypatch)
-    assert len(seen) > 1
-    assert all(seen)
+def test_signed_steps_alone_reach_every_phase_at_their_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    signs, rates = zip(*steps_of(normed(touched=True), True, monkeypatch), strict=True)
+    assert len(signs) > 1
+    assert all(signs)
+    assert rates[:2] == pytest.approx((STEEP_RATE, 0.7 * STEEP_RATE))
 
 
 def test_signed_steps_stay_signed_whatever_the_priors_of_the_others() -> None:

@@ -22,7 +22,7 @@ from undelta.client.disclose import disclose
 from undelta.client.private import save_private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError, ObservationError, UndeltaError
-from undelta.files import read_tensors, write_bytes, write_tensors
+from undelta.files import FORMAT, read_tensors, write_bytes, write_tensors
 from undelta.observation import Observation
 from undelta.observation.file import import_builder, load_observation, save_observation
 
@@ -503,3 +503,10 @@ def test_the_metadata_is_plain_json(tiny: Path) -> None:
     _, metadata = read_tensors(tiny, kind="observation", error=ObservationError)
     assert json.loads(json.dumps(metadata)) == metadata
     assert metadata["architecture"] == {"name": "mlp", "arguments": {"hidden": [2]}}
+
+
+def test_a_format_that_is_no_whole_number_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "seen.safetensors"
+    write_tensors(path, {"x": torch.zeros(1)}, {"format": float(FORMAT), "kind": "observation"})
+    with pytest.raises(ObservationError, match=r"format 1\.0 is not known"):
+        load_observation(path)
