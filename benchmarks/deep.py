@@ -10,20 +10,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import statistics
 import tempfile
-from dataclasses import asdict
+import time
+from dataclasses import asdict, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from undelta.attacker.attacks import awa, strongest
+from undelta.attacker.combine import method_of
+from undelta.attacker.descent import Descent
 from undelta.client.datasets import SOURCES
 from undelta.client.datasets.folders import SUFFIXES
+from undelta.client.disclose import disclose
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.evaluation.metrics import psnr, ssim
 from undelta.files import write_bytes
+from undelta.seeding import stream
 from undelta.trials.pictures import write_sheet
 from undelta.trials.record import SCHEMA
 from undelta.trials.trial import Trial, run
@@ -57,6 +65,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         {"steps": 1000, "form": "approximation", "signed": True, "learning_rate": 0.3, "tv": 0.1},
     ),
     "strongest, signed steps alone": ("strongest", {"signed": True}),
+    "strongest, in awa's time": ("strongest", {"rollout_steps": 110}),  # where awa has one mini-batch; see --times
     "strongest, rising weights": ("strongest", {"weights": "rising", "rollout_steps": 100}),
     "strongest, longer": ("strongest", {"rollout_steps": 300}),  # as long as awa where that has four mini-batches
 }
@@ -73,6 +82,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pictures", type=Path, help="a folder for pictures of the results")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--times", action="store_true", help="only time an iteration of awa and of strongest's phases")
     options = parser.parse_args()
     if options.case.startswith("trained") and not (options.table or options.initial):
         parser.error("trained cases need --initial")
@@ -84,6 +94,9 @@ def main() -> None:
                 link_rows(Path(options.data), options.rows, Path(half))
             source = options.data if named else half
             scenario = Scenario(data=source, initial=options.initial, **CASES[options.case])
+            if options.times:
+                times(scenario, options.case, options.out)
+                return
             for seed in options.seeds:
                 for name in options.only:
                     measure(scenario, name, seed, options.out, options.pictures)
@@ -117,6 +130,32 @@ def measure(scenario: Scenario, name: str, seed: int, out: Path, pictures: Path 
         pictures.mkdir(parents=True, exist_ok=True)
         write_sheet(pictures / f"{out.stem}-{name.replace(', ', '-').replace(' ', '-')}-{seed}.png", rows)
     print(f"{name} seed {seed}: {record['psnr']:.2f} dB in {record['seconds']:.0f} s", flush=True)
+
+
+def times(scenario: Scenario, case: str, out: Path) -> None:
+    """An iteration of awa, and of the first phase and the rounds of strongest, in turns: medians, in awa's time."""
+    observation = disclose(scenario.draw(100), scenario, seed=100)
+    composite = strongest(weights="rising")
+    (rising,) = composite.candidates
+    first = replace(method_of(composite.midpoint), weights=rising.weights, smoothing=rising.smoothing[0])
+    methods = {
+        "awa": awa(),
+        "strongest, first phase": replace(first, priors=rising.priors),
+        "strongest, rounds": replace(first, priors=rising.then),
+    }
+    descents = {name: Descent(method, observation, stream("attacker", 0)) for name, method in methods.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in descents}
+    for iteration in range(9):
+        for name, descent in descents.items():
+            began = time.perf_counter()
+            descent.step(iteration, record=False)
+            seconds[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    ratios = {name: round(value / medians["awa"], 3) for name, value in medians.items()}
+    about = {"torch": torch.__version__, "python": platform.python_version(), "date": date.today().isoformat()}
+    content = json.loads(out.read_text()) if out.exists() else {}
+    write_bytes(out, json.dumps({**content, case: {"ratios": ratios, **about}}, indent=1).encode())
+    print(case, ratios)
 
 
 def mean_color(private: Private) -> dict[str, float]:

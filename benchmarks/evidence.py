@@ -22,12 +22,13 @@ from halves import rows_of
 from torch import Tensor
 
 from undelta.attacker import span
-from undelta.attacker.attacks.strongest import FALLING, FLAT, RISING
+from undelta.attacker.candidates import FALLING, FLAT, RISING
 from undelta.attacker.distances import cosine, mismatch
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import ColorVariation, Prior, TotalVariation
-from undelta.attacker.replays import OneStep, Replay
+from undelta.attacker.replay import Replay
+from undelta.attacker.replays import OneStep
 from undelta.attacker.weights import ByFamily, WeightsPart
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario

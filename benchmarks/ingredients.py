@@ -23,14 +23,16 @@ from typing import Any
 import torch
 from halves import ROWS, rows_of
 
-from undelta.attacker.attacks.strongest import FALLING, Composite, strongest
+from undelta.attacker.attacks.strongest import Composite, strongest
+from undelta.attacker.candidates import FALLING
 from undelta.attacker.combine import Consensus, altered, method_of
 from undelta.attacker.distances import mismatch
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, cosine_decay, three_step
 from undelta.attacker.paths import LearnedPosition, QuadraticPath, StraightPath, UnevenSteps
 from undelta.attacker.priors import TotalVariation
-from undelta.attacker.replays import CoarseRollout, FullRollout, InterpolatedEpoch, OneStep, ReplayPart
+from undelta.attacker.replay import ReplayPart
+from undelta.attacker.replays import CoarseRollout, FullRollout, InterpolatedEpoch, OneStep
 from undelta.attacker.weights import Ramps, Uniform
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario

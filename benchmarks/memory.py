@@ -20,7 +20,7 @@ import torch
 from workloads import Work, observe, ours, textbook, write
 
 from undelta.engine import Network
-from undelta.engine.rollout import HELD
+from undelta.engine.room import HELD
 from undelta.trials.record import peak_memory_mb, reset_peak_memory
 
 COUNTS = (8, 16, 32, 64, 128)
@@ -30,13 +30,14 @@ WORKS = {
     "cnn, B=4": Work("cnn", 32, 8, batches=4),
     "resnet18 32 px, B=1, BatchNorm eval": Work("resnet18", 32, 8, "eval"),
 }
+LARGE = {"resnet50 64 px, N=1, BatchNorm eval": Work("resnet50", 64, 1, "eval")}  # one image, in two forms
 
 
 def cell(name: str, samples: int, form: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     reset_peak_memory()
     before = peak_memory_mb()
-    observation = observe(WORKS[name]._replace(samples=samples))
+    observation = observe((WORKS | LARGE)[name]._replace(samples=samples))
     network = Network(observation.model(), observation.training)
     needed = HELD * 4 * network.activations(observation.image.shape)
     memory = CHUNK * needed if form == "chunked" else 2**40
@@ -53,7 +54,7 @@ def cell(name: str, samples: int, form: str) -> dict[str, Any]:
 
 def table(cells: list[dict[str, Any]]) -> str:
     lines = [
-        "| work | form | " + " | ".join(f"N={count}" for count in COUNTS) + " | growth | time, N=128 (whole = 1) |",
+        "| work | form | " + " | ".join(f"N={count}" for count in COUNTS) + " | growth | time, largest N (whole = 1) |",
         "|---|---|" + "---|" * (len(COUNTS) + 2),
     ]
     for name in WORKS:
@@ -62,7 +63,8 @@ def table(cells: list[dict[str, Any]]) -> str:
             row = [cell for cell in cells if (cell["name"], cell["form"]) == (name, form)]
             if not row:
                 continue
-            peaks = " | ".join(f"{cell['peak_mb']:.0f} MB" for cell in row)
+            by_count = {cell["samples"]: f"{cell['peak_mb']:.0f} MB" for cell in row}
+            peaks = " | ".join(by_count.get(count, "–") for count in COUNTS)
             growth = row[-1]["peak_mb"] / row[0]["peak_mb"]
             ratio = row[-1]["seconds"] / whole[-1]
             lines.append(f"| {name} | {form} | {peaks} | {growth:.2f} | {ratio:.2f} |")
@@ -83,9 +85,9 @@ def main() -> None:
         print(json.dumps(cell(name, int(samples), form)))
         return
     cells = []
-    for name in WORKS:
-        for form in ("chunked", "whole", "textbook"):
-            for samples in COUNTS:
+    for name in (*WORKS, *LARGE):
+        for form in ("chunked", "whole", "textbook") if name in WORKS else ("whole", "textbook"):
+            for samples in COUNTS if name in WORKS else (1,):
                 command = [sys.executable, __file__, "--out", str(options.out), "--cell", name, str(samples), form]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
                 cells.append(json.loads(done.stdout))

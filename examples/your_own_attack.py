@@ -17,7 +17,8 @@ from torch import nn
 from undelta import GradientMatching, Observation, Phases, Private, Scenario, disclose, score, write_sheet
 from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import Penalty, Prior, TotalVariation
-from undelta.attacker.replays import CoarseRollout, OneStep, Replay
+from undelta.attacker.replay import Replay
+from undelta.attacker.replays import CoarseRollout, OneStep
 from undelta.client.datasets import open_dataset
 
 

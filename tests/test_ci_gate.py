@@ -110,7 +110,7 @@ def test_the_gates_command_decides_by_its_exit_code(tmp_path: Path, configuratio
     _, audit, report = commands()
     done = run(tmp_path, audit)
     assert done.returncode == code, done.stderr
-    assert ("Gate not passed: base: ssim" in done.stderr) == (code == 1)
+    assert ("Gate failed: 1 image of faces, mlp, 1 epoch: ssim" in done.stderr) == (code == 1)
     assert run(tmp_path, report).returncode == 0
     (upload,) = [step for step in steps() if step.get("uses", "").startswith("actions/upload-artifact@")]
     for path in upload["with"]["path"].split():

@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from PIL import Image
 
 from undelta.attacker.attacks import ATTACKS, strongest
-from undelta.cli import main
+from undelta.cli import app, main
 from undelta.client.datasets import SOURCES
 from undelta.client.defenses import DEFENSES
 from undelta.client.disclose import disclose
@@ -55,6 +56,8 @@ COMMANDS = [
     "defend",
     "tune",
     "reproduce",
+    "compare",
+    "init",
 ]
 QUICK = ["--steps", "12", "--set", "rollout_steps=3"]
 HELP_SECONDS = 0.6
@@ -241,6 +244,14 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return Here(monkeypatch, capsys)
 
 
+def test_control_characters_of_a_file_do_not_reach_the_terminal(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "scenario.toml").write_text('data = "\\u001b[2J\\u0007\\u202eevil"\n')
+    finished = here("simulate", tmp_path / "scenario.toml", "--observation", "seen", "--truth", "truth")
+    assert finished.code == 2
+    assert "\\x1b[2J\\x07\\u202eevil" in finished.err
+    assert finished.err.rstrip("\n").isprintable()
+
+
 def damaged(source: Path, target: Path, damage: str) -> Path:
     content = bytearray(source.read_bytes())
     if damage == "flipped bit":
@@ -322,7 +333,7 @@ def test_missing_files_are_one_line(run: Run, here: Here, tmp_path: Path) -> Non
     mistakes: list[list[str | Path]] = [
         ["attack", absent, "--out", out],
         ["simulate", absent, "--observation", out / "observation", "--truth", out / "truth"],
-        ["simulate", run.scenario, "--observation", out / "observation", "--truth", out / "truth"],
+        ["simulate", run.scenario, "--observation", run.truth / "within", "--truth", out / "truth"],
         ["score", absent, "--truth", run.truth],
         ["score", run.out, "--truth", absent],
     ]
@@ -382,6 +393,16 @@ def test_help_does_not_import_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("Usage") == 1 + len(COMMANDS)
+
+
+def test_every_argument_and_option_is_explained() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    assert set(COMMANDS) <= set(group.commands)
+    for command in group.commands.values():
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), (command.name, parameter.name)
+    assert "A recorded update." in undelta("attack", "--help").out
 
 
 def children_seconds() -> float:
@@ -449,7 +470,7 @@ def test_an_interrupted_attack_leaves_what_it_has(tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 130, complaints
     assert "interrupted" in printed
-    assert complaints == "Interrupted: what you see is the result so far.\n"
+    assert complaints == "Interrupted: what you see is the result so far; the same command resumes.\n"
     record = record_in(out)
     assert record["status"] == "interrupted"
     assert 0 < record["iterations"] < 100_000_000

@@ -6,6 +6,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,6 +16,10 @@ import typer
 import undelta
 from undelta.cli import app
 from undelta.client.defenses import DEFENSES
+from undelta.client.scenario import Scenario
+from undelta.errors import ConfigError
+from undelta.schema import parse
+from undelta.trials.config import TEMPLATE
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,6 +78,15 @@ def test_commands_and_their_options_exist(page: str, line: str) -> None:
 def test_toml_snippets_are_toml(page: Path) -> None:
     for block in blocks(page, "toml"):
         assert tomllib.loads(block)
+
+
+def test_every_field_of_a_scenario_is_explained_once_in_the_table_and_in_the_template() -> None:
+    names = sorted(field.name for field in fields(Scenario))
+    table = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "scenario.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(table) == names
+    template = TEMPLATE.read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^(?:# )?(\w+) = .*# ", template, re.MULTILINE)) == names
+    assert parse(Scenario, tomllib.loads(template), where="template", error=ConfigError) == Scenario()
 
 
 def entries() -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ IMPORTS = [
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
 ]
-PARTS = ("canvas", "distances", "labels", "optimizers", "paths", "priors", "replays", "weights")
+PARTS = ("canvas", "distances", "labels", "optimizers", "paths", "priors", "replays", "span", "weights")
 
 
 def test_names_for_people_and_names_for_type_checkers_are_the_same() -> None:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from undelta.errors import ConfigError, DataError, ObservationError, UndeltaError
 from undelta.schema import call, parse, unknown
 
+pytestmark = pytest.mark.usefixtures("bounded_memory")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:

@@ -54,6 +54,19 @@ def test_fewer_samples_than_mini_batches_are_an_error() -> None:
         training(batches=4).sizes(3)
 
 
+@pytest.mark.usefixtures("bounded_memory")
+def test_mini_batches_are_cut_without_being_counted_out() -> None:
+    assert training(batches=10**7 - 1).cut(10**7) == (10**7 - 1, 1, 2)
+    with pytest.raises(ConfigError, match="expected num_samples <= 10,000,000, got num_samples=10000000000"):
+        training(batches=2).cut(10**10)
+
+
+@pytest.mark.parametrize(("epochs", "batches"), [(10**9, 1), (1, 2 * 10**8), (10**4, 10**4)])
+def test_more_steps_than_anybody_can_take_are_refused(epochs: int, batches: int) -> None:
+    with pytest.raises(ConfigError, match=rf"epochs x batches <= 10,000,000, got {epochs} x {batches}"):
+        training(epochs, batches)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

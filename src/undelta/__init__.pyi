@@ -5,6 +5,7 @@ from .attacker import optimizers as optimizers
 from .attacker import paths as paths
 from .attacker import priors as priors
 from .attacker import replays as replays
+from .attacker import span as span
 from .attacker import weights as weights
 from .attacker.attacks import ATTACKS as ATTACKS
 from .attacker.attacks import agic as agic
@@ -35,6 +36,7 @@ from .errors import UndeltaError as UndeltaError
 from .evaluation.score import Score as Score
 from .evaluation.score import score as score
 from .observation import Observation as Observation
+from .observation import together as together
 from .observation.file import load_observation as load_observation
 from .observation.file import save_observation as save_observation
 from .report.write import write_report as write_report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 
@@ -45,6 +44,11 @@ def match(
     order = torch.empty(len(truths), dtype=torch.int64)
     for group in sorted(set(groups[1].tolist())):  # labels are blocks of the cost matrix, so each can be solved alone
         columns, rows = ((side == group).nonzero().flatten() for side in groups)
+        if len(rows) == 1:
+            order[rows] = columns
+            continue
+        from scipy.optimize import linear_sum_assignment  # a quarter of a process's start, and often not needed
+
         cost = torch.stack([(guesses[columns] - truths[row]).square().mean(dim=1) for row in rows])
         finite = cost[cost.isfinite()]
         worst = float(finite.max()) + 1 if len(finite) else 1.0

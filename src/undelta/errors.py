@@ -23,3 +23,11 @@ class MissingKnowledge(UndeltaError):
 
 class RankFailure(UndeltaError):
     """One of the processes that share an attack was lost, and with it the run; its checkpoint is not."""
+
+
+class NoRoom(ConfigError):
+    """A disk is full or cannot be written to; work that met it is not done, and resumes when there is room."""
+
+
+class DatabaseAway(UndeltaError):
+    """A study's database does not answer any more; what it holds is not lost."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+
+from undelta.errors import ConfigError
 
 State: TypeAlias = dict[str, Tensor]
 """Parameters and buffers by name, as in ``nn.Module.state_dict``."""
@@ -74,6 +76,21 @@ def parameters_of(model: nn.Module) -> Update:
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
+def freeze(model: nn.Module, trained: Sequence[str]) -> None:
+    """Freeze all parameters but those of these names, or within modules of these names; nothing if there are none."""
+    names = [name for name, _ in model.named_parameters()]
+    for word in trained:
+        if not any(_within(name, word) for name in names):
+            raise ConfigError(f"trained: the model has no parameter or module {word!r}; it has {', '.join(names[:6])}")
+    for name, parameter in model.named_parameters():
+        if trained and not any(_within(name, word) for word in trained):
+            parameter.requires_grad_(False)
+
+
+def _within(name: str, word: str) -> bool:
+    return name == word or name.startswith(f"{word}.")
+
+
 def difference(after: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]) -> Update:
     """After minus before, for the given names."""
     return {name: after[name] - before[name] for name in names}
@@ -84,11 +101,15 @@ def along(start: Mapping[str, Tensor], update: Update, fraction: float) -> Updat
 
     Where the update is not observed, the point stays at θ.
     """
+    if fraction == 0:
+        return dict(start)
     return {name: value + fraction * update[name] if name in update else value for name, value in start.items()}
 
 
 def scaled(update: Update, factor: float) -> Update:
     """Every entry times ``factor``."""
+    if factor == 1:
+        return update
     return {name: factor * tensor for name, tensor in update.items()}
 
 
@@ -102,3 +123,18 @@ def in_levels(values: Tensor, bits: int) -> Tensor:
     low, high = values.min(), values.max()
     step = (high - low) / (2**bits - 1)
     return torch.where(step > 0, low + ((values - low) / step.clamp_min(1e-38)).round() * step, values)
+
+
+def noise_like(update: Update, generator: torch.Generator) -> Update:
+    """Gaussian noise as long as the update, tensor by tensor."""
+    return {name: _as_long(gaussian(value, generator), value) for name, value in update.items()}
+
+
+def gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal random numbers in the shape of a tensor; drawn on the CPU, so that they are the same everywhere."""
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def _as_long(noise: Tensor, value: Tensor) -> Tensor:
+    size: Tensor = value.norm() / noise.norm().clamp_min(torch.finfo(value.dtype).tiny)
+    return noise * size

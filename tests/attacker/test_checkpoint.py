@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -281,3 +283,38 @@ def test_the_first_checkpoint_comes_at_once_and_the_next_in_due_time(observation
     state = checkpoint_at(tmp_path / "checkpoint").current("attack")
     assert state is not None
     assert state["iteration"] == 1
+
+
+def test_a_flipped_bit_never_changes_the_images(observation: Observation, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(Killed):
+        awa(steps=25)(observation, run=run_at(path, raise_at(10, Killed)))
+    whole = path.read_bytes()
+    for place in range(0, len(whole), len(whole) // 40):
+        content = bytearray(whole)
+        content[place] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match="does not match its checksum"):
+            checkpoint_at(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"finished": {"attack": 3}},
+        {"finished": [1]},
+        {"state": 7},
+        {"state": {"descents": []}},
+        {"state": {"descents": [{"variables": {"images": torch.zeros(1)}}]}},
+        {"label": "attack", "state": {"descents": 1, "history": 2, "iterates": 3, "iteration": "x", "elapsed": None}},
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_refused_in_one_line(
+    observation: Observation, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    content = io.BytesIO()
+    torch.save({"key": "run", "finished": {}, "label": "attack", "state": {"descents": []}, **change}, content)
+    saved = content.getvalue()
+    (tmp_path / "checkpoint.pt").write_bytes(hashlib.sha256(saved).digest() + saved)
+    with pytest.raises(ConfigError, match="checkpoint"):
+        awa(steps=1)(observation, run=run_at(tmp_path / "checkpoint.pt"))

@@ -65,6 +65,11 @@ def test_uniform_weights_give_the_plain_formulas_on_the_whole_vector() -> None:
     assert float(l2(dummy, target, ones)) == pytest.approx(float((a - b).square().sum()), rel=1e-12)
 
 
+def test_no_update_is_closer_than_itself() -> None:
+    drawn = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    assert all(str(mismatch({"a": one}, {"a": one})) >= "0" for one in drawn)  # -0.0 would be below
+
+
 def test_equal_updates_are_at_distance_zero_and_opposite_ones_at_two() -> None:
     dummy, _ = random_updates()
     some = weights(a=1, b=700, c=3)

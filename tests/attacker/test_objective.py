@@ -14,7 +14,8 @@ from undelta.attacker.attacks.gias import gias
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.objective import Objective, Problem, decode, encode
 from undelta.attacker.priors import Penalty, TotalVariation, total_variation
-from undelta.attacker.replays import CoarseRollout, OneStep, Replay
+from undelta.attacker.replay import Replay
+from undelta.attacker.replays import CoarseRollout, OneStep
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.seeding import stream

@@ -13,7 +13,8 @@ from torch.func import functional_call
 from undelta.attacker.attacks import sme
 from undelta.attacker.descent import Descent
 from undelta.attacker.paths import LearnedPosition, PathReplay, QuadraticPath, StraightPath, UnevenSteps
-from undelta.attacker.replays import OneStep, Replay, ReplayPart, observed_update
+from undelta.attacker.replay import Replay, ReplayPart
+from undelta.attacker.replays import OneStep, observed_update
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
@@ -219,3 +220,13 @@ def test_a_path_needs_a_node(part: type[UnevenSteps]) -> None:
 def test_a_learned_position_starts_between_both_models(position: float) -> None:
     with pytest.raises(ConfigError, match="position"):
         LearnedPosition(position=position)
+
+
+def test_nodes_lie_on_the_observed_line_whatever_weight_decay_did() -> None:
+    observation = observe(replace(LENET, weight_decay=0.1))
+    _, start, update = observed_update(observation)
+    replay = StraightPath(nodes=2)(observation, generator())
+    nodes, _ = replay.shape(replay.start, replay.way, {})
+    for name, value in nodes[1].items():
+        torch.testing.assert_close(value, start[name] + update[name] / 2)
+    assert not torch.equal(replay.target["fc.0.weight"], update["fc.0.weight"])

@@ -25,7 +25,8 @@ from undelta.attacker.priors import (
     batch_norm_targets,
     total_variation,
 )
-from undelta.attacker.replays import Chain, InterpolatedEpoch, OneStep
+from undelta.attacker.replay import Chain
+from undelta.attacker.replays import InterpolatedEpoch, OneStep
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
 from undelta.engine import Moments

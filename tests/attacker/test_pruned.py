@@ -94,7 +94,7 @@ def test_the_masked_loss_does_not_depend_on_pruned_entries_and_its_gradient_is_r
     # The same match by hand, over the sent entries only.
     descent.variables["images"].copy_(start)
     labels = descent.soft_labels(None)
-    update, sent = descent.replay(start, labels).update, target(observation)
+    update, sent = descent.problem.rounds[0].replay(start, labels).update, target(observation)
     ones = dict.fromkeys(update, torch.ones((), dtype=torch.float64))
     kept = {name: (value[sent[name] != 0], sent[name][sent[name] != 0]) for name, value in update.items()}
     left = {name: pair[0] for name, pair in kept.items()}

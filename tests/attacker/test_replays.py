@@ -8,15 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from undelta.attacker.replays import (
-    Chain,
-    CoarseRollout,
-    FullRollout,
-    InterpolatedEpoch,
-    OneStep,
-    ReplayPart,
-    observed_update,
-)
+from undelta.attacker.replay import Chain, ReplayPart
+from undelta.attacker.replays import CoarseRollout, FullRollout, InterpolatedEpoch, OneStep, observed_update
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError

@@ -1,17 +1,26 @@
-"""The span test: an update confirms the images behind it."""
+"""The spans of an update: they confirm the images behind it, and pull dummy images to them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from undelta.attacker.span import contains, rows_of, spans
+from undelta.attacker import span
+from undelta.attacker.priors import Penalty
+from undelta.attacker.replay import prepare
+from undelta.attacker.replays import OneStep
+from undelta.attacker.span import InputSpans, _leading, contains, mean_by_parts, rows_of, spans
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
+from undelta.engine import MEMORY
 from undelta.errors import MissingKnowledge
+from undelta.observation import Observation
+from undelta.seeding import stream
 
 SCENARIO = Scenario(data="digits", num_samples=4, epochs=5, batches=2, learning_rate=0.01)
 
@@ -70,3 +79,93 @@ def test_a_network_that_is_filled_says_that_the_test_does_not_apply() -> None:
     observation = disclose(scenario.draw(0), scenario)
     with pytest.raises(MissingKnowledge, match="does not apply"):
         contains(observation, scenario.draw(0).images, scenario.draw_held_out(0, 5).images)
+
+
+def prior(scenario: Scenario) -> tuple[Penalty | None, Observation]:
+    observation = disclose(scenario.draw(0), scenario, seed=0, dtype=torch.float64)
+    replay = prepare(OneStep(position=0.5), observation, stream("attacker", 0), MEMORY)
+    return InputSpans(weight=0.5)(observation, replay), observation
+
+
+def test_the_spans_as_a_prior_are_least_at_the_private_images() -> None:
+    penalty, observation = prior(SCENARIO)
+    assert penalty is not None
+    truth, others = SCENARIO.draw(0).images, SCENARIO.draw_held_out(0, 4).images
+    at = [float(penalty(observation.image.normalize(images.double()), torch.empty(0))) for images in (truth, others)]
+    assert at[0] < at[1] - 0.5 * math.log(10)  # a tenth of the share outside, at most
+
+
+def test_the_gradient_of_the_spans_is_that_of_finite_differences() -> None:
+    penalty, observation = prior(SCENARIO)
+    assert penalty is not None
+    images = observation.image.normalize(SCENARIO.draw_held_out(0, 4).images.double()).requires_grad_()
+    direction = torch.randn(images.shape, generator=torch.Generator().manual_seed(1), dtype=images.dtype)
+    (slope,) = torch.autograd.grad(penalty(images, torch.empty(0)), images)
+    with torch.no_grad():
+        ahead, behind = (penalty(images + step * direction, torch.empty(0)) for step in (1e-6, -1e-6))
+    assert float((slope * direction).sum()) == pytest.approx(float(ahead - behind) / 2e-6, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_samples": 20, "model_arguments": {"width": 4, "hidden": 16}}, {"optimizer": "adam"}],
+    ids=["images that fill every layer", "Adam"],
+)
+def test_the_spans_are_silent_where_there_are_none(changes: dict[str, Any]) -> None:
+    assert prior(SCENARIO)[0] is not None
+    assert prior(replace(SCENARIO, **changes))[0] is None
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (9, 9)])
+def test_leading_directions_are_those_of_the_singular_value_decomposition(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    expected = torch.linalg.svd(matrix, full_matrices=False).Vh[:3]
+    found = _leading(matrix, 3)
+    torch.testing.assert_close(found.T @ found, expected.T @ expected, rtol=0, atol=1e-5)
+
+
+def test_a_mean_by_parts_is_that_of_the_whole_with_its_gradient() -> None:
+    images = torch.rand(5, 3, dtype=torch.float64, requires_grad=True)
+
+    def mean(part: Tensor) -> Tensor:
+        assert len(part) <= most
+        return part.square().sum(1).log().mean()
+
+    most, values, gradients = 5, list[Tensor](), list[Tensor]()
+    for size in (5, 2):
+        most = size
+        value = mean_by_parts(mean, images, size)
+        values.append(value.detach())
+        gradients += torch.autograd.grad(value, images)
+        torch.testing.assert_close(mean_by_parts(mean, images.detach(), size), values[-1])
+    torch.testing.assert_close(values[0], values[1])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_the_spans_keep_to_the_memory_limit_and_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario(data="patches", num_samples=4, epochs=1, batches=1)
+    observation = disclose(scenario.draw(seed=0), scenario, seed=0)
+    sizes, solved = list[int](), list[int]()
+    rows, leading = span._rows, span._leading
+
+    def counted(model: nn.Module, inputs: Tensor, *names: Any) -> Any:
+        sizes.append(len(inputs))
+        return rows(model, inputs, *names)
+
+    def solving(matrix: Tensor, rank: int) -> Tensor:
+        solved.append(rank)
+        return leading(matrix, rank)
+
+    monkeypatch.setattr(span, "_rows", counted)
+    monkeypatch.setattr(span, "_leading", solving)
+    replay = OneStep()(observation, torch.Generator())
+    images = torch.rand(4, *observation.image.shape)
+    whole = InputSpans(weight=0.5)(observation, replay)
+    layers = len(solved)
+    assert layers
+    values = [whole(images, torch.zeros(4))]  # type: ignore[misc]
+    replay.network.memory = 1
+    values.append(InputSpans(weight=0.5)(observation, replay)(images, torch.zeros(4)))  # type: ignore[misc]
+    assert sizes == [1, 4, 1, 1, 1, 1]  # the first one to see what the layers see
+    assert len(solved) == layers
+    torch.testing.assert_close(values[0], values[1])

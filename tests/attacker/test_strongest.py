@@ -12,16 +12,19 @@ import pytest
 import torch
 
 from undelta.attacker.attacks import ATTACKS, strongest
-from undelta.attacker.attacks.strongest import CLIPPED, FLAT, RISING, STEEP_RATE, STEEP_TV, judge_for, was_trained
+from undelta.attacker.attacks.strongest import CLIPPED, LATE_TV, STEEP_RATE, STEEP_TV
+from undelta.attacker.candidates import FLAT, RISING, judge_for, was_trained
 from undelta.attacker.combine import Consensus, Phases, method_of
-from undelta.attacker.descent import Descent
+from undelta.attacker.descent import Descent, Method
 from undelta.attacker.distances import mismatch
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam
-from undelta.attacker.priors import TotalVariation
+from undelta.attacker.priors import ColorVariation, TotalVariation
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.attacker.replays import CoarseRollout, OneStep, Replay, ReplayPart
+from undelta.attacker.replay import Replay, ReplayPart
+from undelta.attacker.replays import CoarseRollout, OneStep
 from undelta.attacker.resolution import MACRO_STEPS, RESOLVED, path_stretch, resolving
+from undelta.attacker.span import InputSpans
 from undelta.attacker.weights import WeightsPart
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.scenario import Scenario
@@ -45,7 +48,7 @@ def replays_of(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> lis
 
     def spy(self: Descent, *arguments: Any, **keywords: Any) -> None:
         original(self, *arguments, **keywords)
-        seen.append(self.replay)
+        seen.append(self.problem.rounds[0].replay)
 
     monkeypatch.setattr(Descent, "__init__", spy)
     strongest(steps=2, rollout_steps=2)(observation)
@@ -67,8 +70,9 @@ def test_its_last_replay_explains_the_truth_exactly_where_that_is_possible(
     assert mismatch(update, replay.target) < 1e-12
 
 
-def test_unknown_hyperparameters_leave_the_midpoint_phase_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    observation = without(disclose(SCENARIO.draw(0), SCENARIO), "epochs", "learning_rate")
+def test_an_adam_of_unknown_length_leaves_the_midpoint_phase_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(SCENARIO, optimizer="adam")
+    observation = without(disclose(scenario.draw(0), scenario), "epochs", "learning_rate")
     assert len(replays_of(observation, monkeypatch)) == 2  # with flat and with rising weights
 
 
@@ -283,17 +287,17 @@ def test_a_path_that_few_steps_do_not_resolve_is_not_taken_for_a_clipped_one() -
     assert path_stretch(observation, truth()) == 1.0
 
 
-def steps_of(observation: Observation, signed: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, float]]:
-    """Whether steps are signed, and their rate, descent by descent."""
-    seen: list[tuple[bool, float]] = []
+def methods_of(observation: Observation, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[Method]:
+    """How a short run of the attack moves its images, descent by descent."""
+    seen: list[Method] = []
     original = Descent.__init__
 
     def spy(self: Descent, *arguments: Any, **keywords: Any) -> None:
         original(self, *arguments, **keywords)
-        seen.append((self.method.signed, self.method.optimizer.learning_rate))
+        seen.append(self.method)
 
     monkeypatch.setattr(Descent, "__init__", spy)
-    strongest(steps=2, rollout_steps=4, signed=signed)(observation)
+    strongest(steps=2, rollout_steps=4, **settings)(observation)
     return seen
 
 
@@ -313,16 +317,33 @@ def test_signed_steps_are_a_candidate_where_the_network_was_trained(
 ) -> None:
     observation = normed(touched=touched)
     assert was_trained(observation) is touched
-    signs = [sign for sign, _ in steps_of(observation, "auto", monkeypatch)]
+    signs = [method.signed for method in methods_of(observation, monkeypatch)]
     assert signs[:3] == [False, False, True] if touched else not any(signs)
-    assert not any(sign for sign, _ in steps_of(observation, False, monkeypatch))
+    assert not any(method.signed for method in methods_of(observation, monkeypatch, signed=False))
 
 
 def test_signed_steps_alone_reach_every_phase_at_their_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    signs, rates = zip(*steps_of(normed(touched=True), True, monkeypatch), strict=True)
-    assert len(signs) > 1
-    assert all(signs)
+    methods = methods_of(normed(touched=True), monkeypatch, signed=True)
+    assert len(methods) > 1
+    assert all(method.signed for method in methods)
+    rates = [method.optimizer.learning_rate for method in methods]
     assert rates[:2] == pytest.approx((STEEP_RATE, 0.7 * STEEP_RATE))
+
+
+def test_rising_weights_come_with_smooth_gradients_and_later_with_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = methods_of(normed(touched=False), monkeypatch, weights="rising", smoothing=0.1, span=0.5)
+    first, *rounds, last = methods
+    assert rounds
+    assert [method.smoothing for method in methods] == pytest.approx([0.1, *[0.06] * len(rounds), 0.02])
+    spans = InputSpans(weight=0.5)
+    assert [spans in method.priors for method in methods] == [False, *[True] * (len(rounds) + 1)]
+    assert first.priors[0] == ColorVariation(weight=0.03)
+    assert last.priors[0] == ColorVariation(weight=0.03 * LATE_TV)
+
+
+def test_flat_weights_keep_plain_gradients_and_their_priors(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = methods_of(normed(touched=False), monkeypatch, weights="flat", smoothing=0.1)
+    assert {(method.smoothing, method.priors) for method in methods} == {(0.0, methods[0].priors)}
 
 
 def test_signed_steps_stay_signed_whatever_the_priors_of_the_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 import struct
 import zipfile
@@ -19,6 +20,8 @@ from PIL import Image
 
 from undelta.client.datasets import open_dataset
 from undelta.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("bounded_memory")
 
 
 def random_images(*shape: int) -> npt.NDArray[np.uint8]:
@@ -83,7 +86,38 @@ def test_an_array_with_a_damaged_header_is_refused(tmp_path: Path, header: str) 
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
         for name in ("images.npy", "labels.npy"):
             archive.writestr(name, member)
-    with pytest.raises(DataError, match=r"as an \.npz file"):
+    with pytest.raises(DataError, match=r"not a readable \.npz file"):
+        open_dataset(str(tmp_path / "data.npz"))
+
+
+def test_members_that_are_no_arrays_are_refused_and_others_left_alone(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("images", b"no array")
+        archive.writestr("labels", b"no array")
+    with pytest.raises(DataError, match=r"not a readable \.npz file"):
+        open_dataset(str(tmp_path / "data.npz"))
+    np.savez(tmp_path / "more.npz", images=random_images(2, 4, 4), labels=np.zeros(2, int), names=np.array(["a", "b"]))
+    assert len(open_dataset(str(tmp_path / "more.npz"))) == 2
+
+
+@pytest.mark.parametrize("name", ["bomb.npz", "train-images-idx3-ubyte.gz"])
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, name: str) -> None:
+    write_idx(tmp_path, "train", random_images(1, 4, 4), [1])
+    (tmp_path / "train-images-idx3-ubyte").unlink()
+    if name.endswith("gz"):
+        with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
+            file.write(struct.pack(">4I", 0x0803, 200, 1024, 1024) + bytes(200 * 2**20))
+    else:
+        with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            for member in ("images.npy", "labels.npy"):
+                archive.writestr(member, bytes(60 * 2**20))
+    with pytest.raises(DataError, match="bytes unpack to"):
+        open_dataset(str(tmp_path if name.endswith("gz") else tmp_path / name))
+
+
+def test_a_pipe_that_poses_as_an_npz_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data.npz")
+    with pytest.raises(DataError, match=r"neither a folder nor an \.npz file"):
         open_dataset(str(tmp_path / "data.npz"))
 
 
@@ -95,7 +129,7 @@ def test_pickles_inside_or_posing_as_npz_are_not_opened(tmp_path: Path) -> None:
     np.save(tmp_path / "plain.npy", np.zeros(3))
     (tmp_path / "plain.npy").rename(tmp_path / "plain.npz")
     for name in ("data.npz", "raw.npz", "plain.npz"):
-        with pytest.raises(DataError, match=r"as an \.npz file"):
+        with pytest.raises(DataError, match=r"not a readable \.npz file"):
             open_dataset(str(tmp_path / name))
 
 
@@ -152,7 +186,8 @@ def test_fashion_mnist_has_its_own_constants(tmp_path: Path) -> None:
         (b"\0\0\x08\x01\0\0\0\1\0", "header"),
         (idx(random_images(1, 4, 4))[:-1], "expected 16 values, got 15"),
         (idx(random_images(1, 4, 4)) + b"x", "expected 16 values, got more"),
-        (struct.pack(">4I", 0x0803, 2**31, 2**31, 2**31), "claims the shape"),
+        (struct.pack(">4I", 0x0803, 2**31, 2**31, 2**31), "16 bytes unpack to 9,903,520,314,283,042,199,192,993,792"),
+        (struct.pack(">4I", 0x0803, 0, 4, 4), "claims the shape"),
         (idx(random_images(2, 4, 4)), "as many labels"),
     ],
 )

@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
-from undelta.client.datasets import SOURCES, open_dataset, origin_of, pick
+from undelta.client.datasets import SOURCES, folders, open_dataset, origin_of, pick
 from undelta.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("bounded_memory")
 
 SEED = 3
 
@@ -77,7 +79,7 @@ def test_faces_come_before_background_and_are_labeled_1() -> None:
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match=r'pip install "undelta\[digits\]"'):
-        open_dataset("digits")
+        SOURCES["digits"]()
 
 
 def test_pick_draws_without_repeats_and_follows_its_generator() -> None:
@@ -193,6 +195,48 @@ def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
         (tmp_path / "a.png").write_bytes(content)
         with pytest.raises(DataError, match=r"a\.png"):
             open_dataset(str(tmp_path)).draw([0], 8)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n4 4 scale\nshowpage\n%%EOF\n"
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".tiff"])
+def test_a_picture_of_a_kind_that_starts_programs_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    def started(*words: object, **options: object) -> None:
+        pytest.fail("a program was started")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
+    (tmp_path / f"a{suffix}").write_bytes(EPS)
+    with pytest.raises(DataError, match="cannot identify"):
+        open_dataset(str(tmp_path)).draw([0], 4)
+
+
+@pytest.mark.parametrize("kind", ["PPM", "TGA", "ICO", "PCX", "SGI", "DDS", "JPEG2000", "AVIF"])
+def test_only_the_kinds_of_pictures_that_are_meant_are_decoded(tmp_path: Path, kind: str) -> None:
+    Image.init()
+    if kind not in Image.SAVE:
+        pytest.skip(f"this Pillow does not write {kind}")
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png", format=kind)
+    with pytest.raises(DataError, match="cannot identify"):
+        open_dataset(str(tmp_path)).draw([0], 4)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF"])
+def test_a_picture_is_known_by_its_content(tmp_path: Path, kind: str) -> None:
+    Image.new("RGB", (8, 8), "white").save(tmp_path / "a.png", format=kind)
+    assert open_dataset(str(tmp_path)).draw([0], 4).min() > 0.98
+
+
+def test_a_whole_disk_is_not_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="'/' is the whole disk"):
+        open_dataset("/")
+    monkeypatch.setattr(folders, "MOST_FILES", 2)
+    for name in ("cat/a.png", "cat/b.png", "cat/c.png"):
+        write_picture(tmp_path / name)
+    with pytest.raises(DataError, match="holds more than 2 files"):
+        open_dataset(str(tmp_path))
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

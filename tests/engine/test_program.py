@@ -256,7 +256,7 @@ def test_anything_else_is_left_to_autograd(make: object) -> None:
     images, labels = batch(model)
     if point:
         assert isinstance(network.tape(point, images, labels), AutogradTape)
-    assert network._program is None
+    assert network.known.program is None
 
 
 class Rearranging(nn.Module):
@@ -363,11 +363,11 @@ def test_a_trace_that_is_given_up_decides_no_more_whether_samples_are_coupled() 
 def test_a_trace_that_does_something_else_than_the_module_is_given_up() -> None:
     model = Overwriting().double()
     network, point = network_of(model), parameters_of(model)
-    assert network._program is not None
+    assert network.known.program is not None
     images, labels = batch(model)
     tape = network.tape(point, images, labels)
     assert isinstance(tape, AutogradTape)
     rearranging = Rearranging().double()
     network = network_of(rearranging)
     assert isinstance(network.tape(parameters_of(rearranging), images, torch.zeros(8).long()), AutogradTape)
-    assert network._program is None
+    assert network.known.program is None

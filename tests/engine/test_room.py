@@ -99,7 +99,7 @@ def test_a_prior_on_the_way_is_differentiated_exactly(case: str, traced: bool) -
     """Against one graph of all steps with the penalty of each, which also moves the later points."""
     model, network, start, steps, cotangent = prepared(case)
     if not traced:
-        network._program = None
+        network.known.program = None
     model.train(network.model.training)
     norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     seen: dict[str, Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.app.error import Error
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, FedProx, Strategy
 
+from undelta.attacker.attacks import strongest
+from undelta.client.local import train as simulate
 from undelta.client.private import Private, load_private
+from undelta.evaluation.score import score
 from undelta.integrations.flower import RecordOwn, record
 from undelta.models import build
 from undelta.observation.file import digest_of, load_observation
+from undelta.seeding import stream
 
 from .federations import (
     ARGUMENTS,
@@ -134,6 +139,52 @@ def test_what_can_be_read_only_once_still_reaches_the_strategy(tmp_path: Path) -
     assert len(names(tmp_path)) == len(NODES)
 
 
+def with_momentum(message: Message, context: Context) -> Message:
+    """What a real client runs, its shuffles from a stream that others can repeat."""
+    model, config = new_model(), message.content.config_records["config"]
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    images, labels = private_images(context.node_id), torch.arange(SAMPLES) % IMAGE.classes
+    shuffles = stream("node", context.node_id, "shuffles")
+    for _ in range(int(config["local-epochs"])):  # type: ignore[arg-type]
+        for batch in torch.randperm(SAMPLES, generator=shuffles).split(3):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(IMAGE.normalize(images[batch])), labels[batch]).backward()
+            optimizer.step()
+    return answer(message, ArrayRecord(model.state_dict()))
+
+
+def test_a_client_with_momentum_is_recorded_simulated_and_attacked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"local-epochs": 3, "batch-size": 3, "lr": 0.05, "momentum": 0.9, "weight-decay": 0.01}
+    federate(record(FedAvg(), into=tmp_path, **HOW), client_app(with_momentum), rounds=1, config=config)
+    assert warnings_of(caplog) == []
+    observation = load_observation(tmp_path / "round-1-node-22.safetensors")
+    assert observation.training.sizes(SAMPLES) == (3, 1)
+    private = Private(images=private_images(22), labels=torch.arange(SAMPLES) % IMAGE.classes)
+    simulated = simulate(new_model(), private, observation.training, IMAGE, seed=("node", 22))
+    for name, value in observation.received.items():
+        assert (value - simulated.state[name]).abs().max() < 1e-6
+        assert (value - observation.initial[name]).abs().max() > 1e-3
+    # Without the momentum that it had, it is another client.
+    plain = replace(observation.training, momentum=0.0)
+    other = simulate(new_model(), private, plain, IMAGE, seed=("node", 22)).state
+    assert max(float((value - other[name]).abs().max()) for name, value in observation.received.items()) > 1e-2
+    found = strongest(steps=60, rollout_steps=40)(replace(observation, labels=private.labels.sort().values))
+    assert (score(found, private).psnr or 0) > 12  # noise is near 8 dB
+
+
+def test_a_client_that_trains_otherwise_than_it_was_told_is_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"local-epochs": 3, "batch-size": 3, "lr": 0.05, "momentum": 0.9}
+    federate(record(FedAvg(), into=tmp_path, **HOW), client_app(with_momentum), rounds=1, config=config)
+    (warning,) = warnings_of(caplog)
+    assert "does not look like sgd with these settings" in warning
+    assert "weight_decay of about" in warning
+
+
 def test_clients_and_rounds_are_chosen(tmp_path: Path) -> None:
     federate(record(FedAvg(), into=tmp_path, clients=[22], rounds=range(2, 4), **HOW), rounds=4)
     assert names(tmp_path) == ["round-2-node-22.safetensors", "round-3-node-22.safetensors"]
@@ -169,7 +220,10 @@ def test_batchnorm_counters_survive_averaging(tmp_path: Path, caplog: pytest.Log
 
     def count(message: Message, context: Context) -> Message:
         state = message.content.array_records["arrays"].to_torch_state_dict()
+        last = [name for name in state if name.startswith("fc2")]
         moved = {name: value + (0.01 if name.endswith(("weight", "bias")) else 4) for name, value in state.items()}
+        rows = torch.tensor([0.01, -0.01, 0.0])  # sum to zero
+        moved |= {name: state[name] + rows.view(-1, *[1] * (state[name].dim() - 1)) for name in last}
         return answer(message, ArrayRecord(moved))
 
     strategy = record(FedAvg(), into=tmp_path, model="cnn", model_arguments=arguments, image=shape)
@@ -204,6 +258,10 @@ def not_finite(message: Message, context: Context) -> Message:
     return answer(message, ArrayRecord(state))
 
 
+def boasting(message: Message, context: Context) -> Message:
+    return answer(message, train(message, context).content.array_records["arrays"], **{"num-examples": 10**10})
+
+
 MISTAKES: dict[str, tuple[dict[str, Any], Callable[[Message, Context], Message], str]] = {
     "an unknown model": ({"model": "mlpp"}, train, "unknown model 'mlpp'"),
     "a model that is not there": ({"model": "absent_package:model"}, train, "cannot import the model"),
@@ -212,6 +270,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], Callable[[Message, Context], Message],
     "a misspelled field": ({"image": {**vars(IMAGE), "class": 3}}, train, "unknown key 'class'"),
     "a bound below one": ({"most": 0}, train, "most and most_bytes >= 1"),
     "a missing metric": ({}, without_samples, "expected the metric 'num-examples'"),
+    "a boasting client": ({}, boasting, "expected num_samples <= 10,000,000"),
     "a lazy client": ({}, unchanged, "hold the same parameters"),
     "a diverged client": ({}, not_finite, "NaN or infinite"),
 }

@@ -17,7 +17,7 @@ import torch
 from undelta.client.federation import average
 from undelta.client.local import train
 from undelta.client.private import load_private
-from undelta.observation import Observation
+from undelta.observation import Observation, together
 from undelta.observation.file import load_observation
 from undelta.training import LocalTraining
 
@@ -90,7 +90,7 @@ def test_the_servers_and_the_clients_records_are_the_same_bytes(folder: Path) ->
 def test_undelta_simulates_the_same_client_to_the_same_update(folder: Path, task: ModuleType) -> None:
     torch.manual_seed(0)
     model = task.small_cnn()
-    training = LocalTraining(epochs=4, batches=2, learning_rate=0.01)
+    training = LocalTraining(epochs=4, batches=2, learning_rate=0.003, momentum=0.9)
     for server_round in (1, 2):
         states = []
         for partition in range(task.CLIENTS):
@@ -105,6 +105,8 @@ def test_undelta_simulates_the_same_client_to_the_same_update(folder: Path, task
                 assert (received - seen.initial[name]).abs().max() > 1e-4  # the update is no zero itself
             states.append(mine.state)
         model.load_state_dict(average(states, [4, 4]))
+    both = together([recorded(folder, task, server_round, 0) for server_round in (1, 2)])
+    assert len(both.rounds) == 2
 
 
 def test_the_recorded_update_is_attacked_scored_and_reported_within_minutes(folder: Path, task: ModuleType) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def recorder_of(folder: Path, **bounds: int) -> Recorder:
 def keep(recorder: Recorder, node: int, **options: Any) -> None:
     before = build("mlp", ARGUMENTS, shape=IMAGE.shape, classes=IMAGE.classes).state_dict()
     after = {name: tensor + 0.1 for name, tensor in before.items()}
-    recorder.keep(f"node-{node}", before, after, settings=SETTINGS, num_samples=2, **options)
+    recorder.keep(f"node-{node}", before, after, **{"settings": SETTINGS, "num_samples": 2, **options})
 
 
 def names(folder: Path) -> list[str]:
@@ -80,14 +81,15 @@ def test_a_folder_that_cannot_be_locked_is_written_to_all_the_same(
     assert names(tmp_path) == ["node-1.safetensors"]
 
 
-def test_an_update_is_not_left_behind_where_its_truth_cannot_be_written(
+def test_where_its_truth_cannot_be_written_an_update_is_not_left_behind_and_an_earlier_pair_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private = Private(images=torch.rand(2, 1, 4, 4), labels=torch.tensor([0, 1]))
     own = recorder_of(tmp_path)
     keep(own, 1, private=private)
     keep(own, 2, private=private)
-    assert len(names(tmp_path)) == 4
+    before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
+    assert len(before) == 4
 
     def full(*words: object) -> None:
         raise ConfigError("no space left on device")
@@ -96,7 +98,16 @@ def test_an_update_is_not_left_behind_where_its_truth_cannot_be_written(
     for node in (2, 3):  # in place of an earlier one, and as a new one
         with pytest.raises(ConfigError, match="no space left"):
             keep(own, node, private=private)
-    assert names(tmp_path) == ["node-1.safetensors", "truth-node-1.safetensors"]
+    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
+
+
+@pytest.mark.usefixtures("bounded_memory")
+@pytest.mark.parametrize("settings", [{"batch-size": 1}, {"batches": 10**10}, {"batches": 1, "epochs": 10**10}])
+def test_a_client_that_claims_too_much_costs_the_server_nothing(tmp_path: Path, settings: dict[str, int]) -> None:
+    began = time.perf_counter()
+    with pytest.raises(ConfigError, match=r"expected (num_samples|epochs x batches) <= 10,000,000"):
+        keep(recorder_of(tmp_path), 1, settings={"epochs": 1, "lr": 0.1, **settings}, num_samples=10**10)
+    assert time.perf_counter() - began < 2
 
 
 def test_the_truth_of_an_earlier_update_does_not_stay_beside_a_new_one(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError, ObservationError, UndeltaError
 from undelta.files import FORMAT, read_tensors, write_bytes, write_tensors
 from undelta.observation import Observation
-from undelta.observation.file import import_builder, load_observation, save_observation
+from undelta.observation.file import digest_of, import_builder, load_observation, save_observation
+
+pytestmark = pytest.mark.usefixtures("bounded_memory")
 
 TINY = Scenario(
     data="faces", image_size=4, num_samples=2, model="mlp", model_arguments={"hidden": [2]}, epochs=1, batches=1
@@ -113,6 +115,15 @@ def test_an_observation_comes_back_bit_for_bit(tmp_path: Path, scenario: Scenari
     else:
         assert loaded.labels is not None
         assert torch.equal(loaded.labels, observation.labels)
+
+
+def test_tensors_that_the_client_sent_back_as_they_were_are_written_twice(tmp_path: Path) -> None:
+    observation = observe(TINY)
+    same = replace(observation, received=observation.initial)
+    save_observation(same, tmp_path / "same")
+    loaded = load_observation(tmp_path / "same")
+    assert equal(dict(loaded.received), dict(observation.initial))
+    assert digest_of(loaded) == digest_of(same)
 
 
 def test_batchnorm_buffers_are_part_of_the_file(normed: Path) -> None:
@@ -292,7 +303,8 @@ def test_labels_that_are_no_sorted_multiset_are_refused(
         ("format", "1", "format '1' is not known"),
         ("kind", "truth", "expected a file of kind 'observation', got 'truth'"),
         ("num_samples", 10**9, "too many"),
-        ("num_samples", 10**30, "too many"),
+        ("num_samples", 10**30, "num_samples: expected a number, got one too large"),
+        ("num_samples", 10**8, "num_samples <= 10,000,000"),
         ("num_samples", 0, "num_samples"),
         ("num_samples", -1, "num_samples"),
         ("num_samples", 2.0, "expected a whole number"),
@@ -315,11 +327,18 @@ def test_labels_that_are_no_sorted_multiset_are_refused(
         ("training", {"epochs": 1, "batches": 1, "learning_rate": -0.1}, "learning_rate"),
         ("training", {"epochs": 1, "batches": 1, "learning_rate": 10**400}, "learning_rate"),
         ("training", {"epochs": 1, "batches": 1}, "missing learning_rate"),
+        ("training", {"epochs": 1, "batches": 2 * 10**8, "learning_rate": 0.1}, "epochs x batches <= 10,000,000"),
+        ("training", {"epochs": 10**9, "batches": 1, "learning_rate": 0.1}, "epochs x batches <= 10,000,000"),
         ("image", {"shape": [1, 4, 4], "mean": [0.5], "std": [0.0], "classes": 2}, "std"),
         ("image", {"shape": [1, 4, 4], "mean": [0.5, 0.5], "std": [1.0], "classes": 2}, "mean"),
         ("image", {"shape": [1, 4], "mean": [0.5], "std": [1.0], "classes": 2}, "expected 3 entries, got 2"),
-        ("image", {"shape": [1, 10**6, 10**6], "mean": [0.5], "std": [1.0], "classes": 2}, "too many"),
-        ("image", {"shape": [1, 4, 4], "mean": [0.5], "std": [1.0], "classes": 10**9}, "classes"),
+        ("image", {"shape": [1, 10**6, 10**6], "mean": [0.5], "std": [1.0], "classes": 2}, "2,147,483,648 pixels"),
+        ("image", {"shape": [1, 4, 4], "mean": [0.5], "std": [1.0], "classes": 10**9}, "at most 100,000 classes"),
+        (
+            "image",
+            {"shape": [1, 4, 4], "mean": [0.5], "std": [1.0], "classes": 10**30},
+            "classes: expected a number, got one too large",
+        ),
     ],
 )
 def test_metadata_that_makes_no_sense_is_refused(
@@ -510,3 +529,14 @@ def test_a_format_that_is_no_whole_number_is_refused(tmp_path: Path) -> None:
     write_tensors(path, {"x": torch.zeros(1)}, {"format": float(FORMAT), "kind": "observation"})
     with pytest.raises(ObservationError, match=r"format 1\.0 is not known"):
         load_observation(path)
+
+
+def test_how_a_client_trained_comes_back_and_plain_sgd_is_not_spelled_out(tmp_path: Path) -> None:
+    for scenario in (TINY, replace(TINY, momentum=0.9)):
+        path = tmp_path / "seen.safetensors"
+        save_observation(observe(scenario), path)
+        assert load_observation(path).training == scenario.training
+        _, values = read_tensors(path, kind="observation", error=ObservationError)
+        extra = {} if scenario == TINY else {"momentum": 0.9}
+        plain: Metadata = {"epochs": 1, "learning_rate": 0.004, "loss": "cross_entropy", "norm_mode": "train"}
+        assert values["training"] == {**plain, "batches": scenario.batches, **extra}

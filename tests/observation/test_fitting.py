@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from undelta.observation import ImageSpec
 from undelta.observation.assemble import count_classes, observe, training_from
 from undelta.observation.fitting import fit
 from undelta.training import LocalTraining
+
+pytestmark = pytest.mark.usefixtures("bounded_memory")
 
 SPEC = ImageSpec(shape=(1, 8, 8), mean=(0.5,), std=(0.25,), classes=3)
 NORMED = {"width": 2, "hidden": 3, "norm": "batch"}
@@ -245,6 +249,18 @@ def test_steps_that_batchnorm_counted_are_compared_with_those_told(
     assert (words in notes[0]) if words else notes == []
 
 
+def test_what_is_said_to_be_trained_is_compared_with_what_moved(before: State) -> None:
+    name = next(name for name in before if name.endswith("weight"))
+    training = LocalTraining(epochs=2, batches=2, learning_rate=0.1, trained=(name,))
+    _, notes = look(before, moved(before), training=training)
+    assert any("moved, though not said to be trained; is that list (trained) right?" in note for note in notes)
+    still = {**moved(before), name: before[name]}
+    _, notes = look(before, still, training=replace(training, trained=()))
+    assert f"{name!r} did not move; if the client freezes parameters, say which it trains (trained)" in notes
+    _, notes = look(before, moved(before), training=replace(training, trained=()))
+    assert not any("move" in note for note in notes)
+
+
 # Hyperparameters out of a configuration
 
 
@@ -268,10 +284,23 @@ def test_a_batch_size_that_undelta_cuts_as_a_loader_does_gives_no_note(samples: 
     assert notes == []
 
 
-def test_a_batch_size_that_undelta_cuts_otherwise_gives_a_note() -> None:
+def test_a_batch_size_that_undelta_would_cut_otherwise_is_kept() -> None:
     training, _, notes = training_from({"epochs": 1, "lr": 1, "batch-size": 32}, 50)
-    assert training.sizes(50) == (25, 25)
-    assert "of 32 and a last one of 18; attacks replay 2 of 25" in notes[0]
+    assert (training.sizes(50), training.batch_size, notes) == ((32, 18), 32, [])
+    dropped, _, _ = training_from({"epochs": 1, "lr": 1, "batch-size": 32, "drop-last": True}, 50)
+    assert (dropped.sizes(50), dropped.batches) == ((32,), 1)
+
+
+def test_how_a_client_trains_is_found_in_its_configuration() -> None:
+    settings = {"batches": 1, "lr": 0.1, "epochs": 1, "optimizer": "AdamW", "betas": "0.8, 0.9", "trained": "fc, head"}
+    training, _, _ = training_from({**settings, "wd": 0.01, "max-grad-norm": 1.0, "proximal-mu": 0.5}, 4)
+    assert (training.optimizer, training.betas, training.trained) == ("adamw", (0.8, 0.9), ("fc", "head"))
+    assert (training.weight_decay, training.clip_norm, training.proximal) == (0.01, 1.0, 0.5)
+    assert training_from({**settings, "eps": 1e-6}, 4)[0].adam_epsilon == 1e-6
+    plain, _, _ = training_from({**settings, "optimizer": "sgd", "eps": "8.0 in all"}, 4)  # of some budget
+    assert plain.adam_epsilon == 1e-8
+    with pytest.raises(ConfigError, match="unknown value 'rmsprop'"):
+        training_from({**settings, "optimizer": "RMSprop"}, 4)
 
 
 def test_what_is_not_said_is_unknown() -> None:
@@ -281,10 +310,15 @@ def test_what_is_not_said_is_unknown() -> None:
     assert "no epochs and no learning_rate" in notes[0]
 
 
+def test_mini_batches_that_nobody_states_are_unknown() -> None:
+    training, unknown, notes = training_from({"epochs": 3, "lr": 0.1}, 8)
+    assert (training.batches, unknown) == (1, ("batches",))
+    assert "no batches" in notes[0]
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"epochs": 1, "lr": 0.1}, "got neither"),
         ({"batches": 1, "batch-size": 2}, "got both"),
         ({"batch-size": 0}, "got 0"),
         ({"batch-size": "8"}, "got '8'"),

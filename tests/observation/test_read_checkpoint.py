@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from undelta.errors import ObservationError
-from undelta.observation import checkpoint as checkpoints
 from undelta.observation.checkpoint import READERS, read_checkpoint
+
+pytestmark = pytest.mark.usefixtures("bounded_memory")
 
 State = dict[str, Tensor]
 
@@ -191,15 +192,24 @@ def test_an_array_that_claims_more_than_it_holds_is_refused_before_memory_is_tak
     assert "weight.npy claims the shape (65536, 4096)" in refusal(tmp_path / "state.npz")
 
 
-@pytest.mark.parametrize("name", ["bomb.npz", "bomb.pt"])
+@pytest.mark.parametrize(("name", "words"), [("bomb.npz", "unpack to 104,857,600"), ("bomb.pt", "are compressed")])
 def test_an_archive_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, name: str, words: str
 ) -> None:
-    monkeypatch.setattr(checkpoints, "MOST_BYTES", 2**20)
     with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data/0", b"\0" * 2**21)
-    assert (tmp_path / name).stat().st_size < 2**14
-    assert "unpacks to 2,097,152 bytes" in refusal(tmp_path / name)
+        archive.writestr("archive/data/0", bytes(100 * 2**20))
+    assert (tmp_path / name).stat().st_size < 2**18
+    assert words in refusal(tmp_path / name)
+
+
+def test_a_zip_on_several_disks_is_refused(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "state.pt")
+    content = (tmp_path / "state.pt").read_bytes()
+    for suffix in (".pt", ".npz"):
+        end = content.rindex(b"PK\x05\x06")
+        spread = content[:end] + struct.pack("<IIQI", 0x07064B50, 0, 0, 9) + content[end:]
+        (tmp_path / f"spread{suffix}").write_bytes(spread)
+        refusal(tmp_path / f"spread{suffix}")
 
 
 def test_a_bomb_that_lies_about_its_size_unpacks_to_no_more_than_it_says(tmp_path: Path) -> None:

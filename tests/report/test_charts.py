@@ -23,6 +23,7 @@ from undelta.trials.record import Quality, Record
 from undelta.trials.tuning_file import Evaluation, TuningFile
 
 FINITE = st.floats(-1e12, 1e12)
+ANY = st.floats(allow_nan=False, allow_infinity=False)
 POSITIVE = st.floats(1e-12, 1e12)
 
 
@@ -46,6 +47,16 @@ def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
     assert all(0 <= axis.position(value) <= 100 for value in values)
     assert all(0 <= axis.position(tick) <= 100 for tick, _ in axis.ticks)
     assert len(axis.ticks) <= 10
+
+
+@given(st.lists(st.tuples(ANY, ANY), min_size=1, max_size=5), st.booleans())
+def test_no_number_is_too_extreme_for_a_chart(values: list[tuple[float, float]], log: bool) -> None:
+    drawn = chart("", "", "", [Series(name="", style=0, points=[Mark(x, y, "") for x, y in values])], log_y=log)
+    if drawn is not None:
+        marks = [mark for line in drawn.lines for mark in line.marks]
+        assert all(math.isfinite(mark.x) and math.isfinite(mark.y) for mark in marks)
+        assert 2 <= len(drawn.x.ticks) <= 9
+        assert len(drawn.y.ticks) <= 12
 
 
 def test_equal_ratios_are_equal_lengths_on_a_logarithmic_axis() -> None:
@@ -167,13 +178,24 @@ def lines_of(drawn: Chart, name: str) -> tuple[int, int]:
 def test_every_field_that_varies_has_its_charts(read: Audit) -> None:
     assert varying(read.records) == ["epochs", "learning_rate"]
     found = shown(read.records)
-    assert list(found) == ["epochs E", "learning rate", "defense"]
-    for trend in found.values():
+    assert list(found) == ["epochs E", "defense"]  # the defense is what changes the learning rate
+    for name, trend in found.items():
         # LPIPS was not measured without its weights, or was with them: never drawn from nothing.
         measured = 3 + any(record.lpips is not None for record in read.records)
         assert len(trend.charts) == measured
-        assert lines_of(trend.charts[0], "awa") == (8, 1)
+        # Undefended trials alone, joined by a line; or all of them, and none between names.
+        assert lines_of(trend.charts[0], "awa") == ((4, 1) if name == "epochs E" else (8, 0))
         assert lines_of(trend.charts[0], "analytic") == (0, 0)
+
+
+def test_charts_show_what_to_compare_with(read: Audit) -> None:
+    psnr, ssim, *_ = shown(read.records)["defense"].charts
+    assert [rule.name for rule in psnr.rules] == ["recovered", "mean color", "pure noise"]
+    assert [rule.name for rule in ssim.rules] == ["recognizable", "mean color", "pure noise"]
+    assert psnr.rules[0].value == 20
+    assert psnr.y.low <= min(rule.value for rule in psnr.rules)
+    assert psnr.y.high >= 20
+    assert (ssim.y.low, ssim.y.high) == (0, 1)  # no zoom into noise
 
 
 def test_nothing_varies_in_a_single_scenario(read: Audit) -> None:

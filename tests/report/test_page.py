@@ -9,18 +9,18 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from undelta.cli import main
-from undelta.errors import DataError
 from undelta.files import FORMAT, write_tensors
 from undelta.report import write_report
 from undelta.report.read import read_audit
+from undelta.studies.scoring import score_job
 
 from .audits import TRIALS, AuditCopy
 from .test_read import SCENARIO
@@ -43,7 +43,7 @@ class Page(HTMLParser):
         self.elements.append((tag, dict(attributes)))
         self._open.append(tag)
         self.texts.setdefault(tag, [])
-        if tag in ("script", "style", "h3", "pre", "td", "th"):
+        if tag in ("script", "style", "h2", "h3", "pre", "td", "th"):
             self.texts[tag].append("")
 
     def handle_data(self, data: str) -> None:
@@ -93,6 +93,14 @@ def test_the_page_loads_nothing(page: Page) -> None:
     assert not {"iframe", "object", "embed", "base", "form"} & {tag for tag, _ in page.elements}
 
 
+def test_a_page_with_pictures_says_that_they_are_private(page: Page, audit: AuditCopy) -> None:
+    said = "Holds private images"
+    assert said in page.source
+    for path in audit.path.glob("trials/*/pictures.safetensors"):
+        path.unlink()
+    assert said not in write_report(audit.path).read_text()
+
+
 def test_the_policy_allows_exactly_the_pages_own_style_and_script(page: Page) -> None:
     (policy,) = [found["content"] for found in page.of("meta", **{"http-equiv": "Content-Security-Policy"})]
     assert policy is not None
@@ -138,17 +146,62 @@ def test_unfinished_and_failed_trials_are_shown_as_such(audit: AuditCopy) -> Non
 
 
 def test_the_verdict_is_the_audits_own(page: Page, audit: AuditCopy) -> None:
-    for verdict in json.loads((audit.path / "verdict.json").read_text()):
+    for verdict in json.loads((audit.path / "verdict.json").read_text())["verdicts"]:
         assert html.escape(verdict["text"], quote=False) in page.source
     assert "does not prove that nobody can" in page.source
 
 
-def test_without_a_verdict_only_numbers_are_given(audit: AuditCopy) -> None:
+def test_without_a_verdict_file_the_records_are_judged(audit: AuditCopy) -> None:
+    stated = read_audit(audit.path).judgment
     (audit.path / "verdict.json").unlink()
     page = Page(write_report(audit.path))
-    assert "No verdict was recorded here" in page.source
-    assert "The closest reconstruction came from" in page.source
-    assert not [found for found in page.of("span") if str(found.get("class")).startswith("level")]
+    assert read_audit(audit.path).judgment == stated
+    assert html.escape(stated.headline, quote=False) in page.source
+
+
+def test_a_failed_attack_is_never_green_and_says_nothing_about_safety(audit: AuditCopy) -> None:
+    for path in audit.records(status="completed"):
+        poor = [{**image, "ssim": 0.1} for image in json.loads(path.read_text())["images"]]
+        audit.change(path, images=poor, mismatch=0.51)
+    (audit.path / "verdict.json").unlink()
+    page = Page(write_report(audit.path))
+    levels = {str(found["class"]) for found in page.of("span") if str(found.get("class")).startswith("level")}
+    assert levels == {"level attack-failed"}
+    style = page.texts["style"][0]
+    green = [rule for rule in style.split("}") if "var(--good)" in rule and "color" in rule]
+    assert green
+    assert all("resisted" in rule for rule in green if "--good:" not in rule)
+    assert "says nothing about safety" in page.source.partition('id="verdict-title"')[2].partition("</h2>")[0]
+
+
+def test_the_first_screen_has_what_somebody_with_one_minute_needs(audit: AuditCopy) -> None:
+    toml = audit.path / "verdict.json"
+    judgment = json.loads(toml.read_text())
+    gate = {"passed": False, "rules": ["ssim at most 0.5"], "offenses": ["epochs=1: ssim 0.9 is above 0.5"]}
+    judgment["verdicts"][0] |= {"epsilon": 8.0, "delta": 1e-5}
+    toml.write_text(json.dumps({**judgment, "gate": gate, "auditor": "Privacy office"}))
+    page = Page(write_report(audit.path))
+    first = page.source.partition('<ul class="verdicts">')[0]
+    for words in (
+        "Holds private images",
+        html.escape(judgment["headline"], quote=False),
+        "The model cnn, 3 images of one client (N), data faces, 12 x 12 pixels, 1 or 2 local epochs (E), "
+        "one mini-batch (B), sgd, learning rate (η) 0.05 or 0.001, defenses: smaller steps.",
+        "It was granted the labels",
+        "ε = 8 at δ = 1e-05",
+        "Gate failed (ssim at most 0.5).",
+        "epochs=1: ssim 0.9 is above 0.5",
+        "by Privacy office",
+        f"undelta {version('undelta')}",
+        "Most exposed image",
+        "Private original",
+        "Without it: mean color",
+        "What would help",
+        "What it does not prove",
+    ):
+        assert words in first, words
+    (color,) = [found for found in page.of("rect") if found.get("width") == "1"]
+    assert re.fullmatch("#[0-9a-f]{6}", str(color["fill"]))
 
 
 def test_what_was_not_measured_is_said_to_be_missing(audit: AuditCopy) -> None:
@@ -200,7 +253,10 @@ def test_no_name_becomes_markup(audit: AuditCopy) -> None:
         json.dumps({**json.loads((audit.path / "run.json").read_text()), "title": HOSTILE}), encoding="utf-8"
     )
     verdict = dict.fromkeys(("scenario", "defense", "text"), HOSTILE)
-    (audit.path / "verdict.json").write_text(json.dumps([verdict]))
+    gate = {"passed": False, "rules": [HOSTILE], "offenses": [HOSTILE]}
+    judgment = {"headline": HOSTILE, "auditor": HOSTILE, "gate": gate}
+    verdicts = [{**verdict, "diagnosis": {"level": "leaks", "text": HOSTILE}}]
+    (audit.path / "verdict.json").write_text(json.dumps({**judgment, "verdicts": verdicts}))
     tuning = {"number": 0, "value": 1.0, "parameters": {HOSTILE: 1.0}}
     (audit.path / "tuning.json").write_text(json.dumps({"trials": [tuning], "importance": {HOSTILE: 1.0}}))
     page = Page(write_report(audit.path))
@@ -279,23 +335,31 @@ def write_run(directory: Path) -> Path:
     return directory / "run"
 
 
-def test_a_run_that_nobody_scored_has_its_sheet_and_no_numbers(tmp_path: Path) -> None:
+def test_a_run_that_nobody_scored_shows_what_was_found_and_no_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     page = Page(write_report(run))
-    (image,) = page.of("img")
-    with Image.open(run / "reconstruction.png") as sheet:
-        assert (image["width"], image["height"]) == tuple(map(str, sheet.size))
     assert "undelta score RUN --truth TRUTH" in page.source
-    assert "Nothing was measured" in page.source
-    (run / "reconstruction.png").unlink()
-    assert not Page(write_report(run)).of("img")
+    assert not [found for _, found in page.elements if "data-originals" in found]
+    assert len([found for found in page.of("button") if found.get("class") == "tile"]) == 2
+    (row,) = page.data["rows"].values()
+    assert row["frames"]  # on the way, too
+    assert "compare by eye" in page.source.partition('<ul class="verdicts">')[0]
+    assert {str(found["class"]) for found in page.of("span") if "level" in str(found.get("class"))} <= {
+        "level attack-failed",
+        "level not-compared",
+    }
 
 
-def test_a_sheet_that_is_no_picture_is_named(tmp_path: Path) -> None:
+def test_a_scored_run_has_the_report_of_an_audit(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    (run / "reconstruction.png").write_bytes(b"GIF89a")
-    with pytest.raises(DataError, match=r"reconstruction\.png: not a readable PNG"):
-        write_report(run)
+    before = Page(write_report(run)).data["rows"]["grid0row0"]["frames"]
+    score_job(run, truth_path=tmp_path / "truth")
+    page = Page(write_report(run))
+    assert [step for step, _ in page.data["rows"]["grid0row0"]["frames"]] == [step for step, _ in before]
+    assert all(psnr is not None for _, psnr in page.data["rows"]["grid0row0"]["frames"])
+    assert [found for _, found in page.elements if "data-originals" in found]
+    assert "PSNR over iterations" in page.source
+    assert "pure noise" in page.source
 
 
 # The command

@@ -11,10 +11,17 @@ import pytest
 from undelta.errors import DataError
 from undelta.files import to_json
 from undelta.report.read import read_audit
-from undelta.studies.single import attack_job, score_job, simulate_job
+from undelta.studies.comparison import compare_jobs
+from undelta.studies.scoring import score_job
+from undelta.studies.single import attack_job, simulate_job
+from undelta.trials.directory import RunDirectory
+from undelta.trials.leases import Leases
+from undelta.trials.plan import load_plan
 from undelta.trials.record import UNFINISHED
 
 from .audits import TOML, TRIALS, AuditCopy
+
+pytestmark = pytest.mark.usefixtures("bounded_memory")
 
 SCENARIO = """
 data = "faces"
@@ -34,7 +41,7 @@ def test_an_audit_is_read_whole(finished: Path) -> None:
     assert audit.configuration == TOML
     assert len(audit.records) == len({record.key for record in audit.records}) == TRIALS
     assert {record.status for record in audit.records} == {"completed", "not applicable"}
-    assert {(verdict.scenario, verdict.defense) for verdict in audit.verdicts} == {
+    assert {(verdict.scenario, verdict.defense) for verdict in audit.judgment.verdicts} == {
         record.group for record in audit.records
     }
 
@@ -132,6 +139,23 @@ def test_null_is_no_mistake_where_something_was_not_measured(audit: AuditCopy) -
     assert (record.scored, record.layer_weights) == (False, None)
 
 
+def test_a_verdict_is_gone_as_soon_as_its_results_are_to_change(audit: AuditCopy) -> None:
+    (audit.path / "audit.toml").write_text(
+        TOML.replace("seeds = [0, 1]", "seeds = [0, 1, 2]\nverdict = { ssim = 0.01 }")
+    )
+    plan = load_plan(audit.path / "audit.toml")
+    store = RunDirectory(audit.path)
+    assert "not finished" not in read_audit(audit.path).judgment.verdicts[0].trials
+    (audit.path / "defend.json").touch()
+    store.prepare(plan.text, plan.trials, Leases(worker="test"), thresholds=plan.thresholds)
+    verdict = read_audit(audit.path).judgment.verdicts[0]
+    assert verdict.trials["not finished"] == 3
+    assert not (audit.path / "defend.json").exists()
+    assert verdict.thresholds.ssim == 0.01
+    with pytest.raises(DataError, match=r"no verdict\.json"):
+        compare_jobs(audit.path, audit.path)
+
+
 def test_an_edited_configuration_does_not_keep_an_audit_from_being_read(audit: AuditCopy) -> None:
     (audit.path / "audit.toml").write_text("name = [")
     assert read_audit(audit.path).title == "Faces of a small clinic"
@@ -165,8 +189,8 @@ def test_a_single_run_is_read_before_and_after_it_is_scored(tmp_path: Path) -> N
     attack_job(seen, attack="ig", arguments={"steps": 2}, out=run, seed=1)
     audit = read_audit(run)
     (record,) = audit.records
-    assert (record.scored, record.name, audit.sheet) == (False, "cnn, N=2, E=2, B=1", run / "reconstruction.png")
+    assert (record.scored, record.name) == (False, "2 images, cnn, 2 epochs")
     score_job(run, truth_path=truth)
     (record,) = read_audit(run).records
     assert record.scored
-    assert (record.name, record.scenario["seed"], record.seed) == ("faces, cnn, N=2, E=2, B=1", 5, 1)
+    assert (record.name, record.scenario["seed"], record.seed) == ("2 images of faces, cnn, 2 epochs", 5, 1)

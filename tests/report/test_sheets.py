@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from undelta.errors import DataError
 from undelta.files import FORMAT, write_tensors
+from undelta.report import write_report
 from undelta.report.grids import exhibit, make_grids
 from undelta.report.pictures import MOST_FRAMES, MOST_IMAGES, Pictures, read_pictures
 from undelta.report.read import read_audit
@@ -34,6 +37,7 @@ def pictures(count: int = 3, channels: int = 3, height: int = 8, width: int = 12
         reconstruction=noise(count, channels, height, width, seed=1),
         iterates=noise(frames, count, channels, height, width, seed=2),
         iterations=tuple(range(frames)),
+        places=tuple(range(count)),
         total=count,
     )
 
@@ -167,13 +171,13 @@ def test_grids_hold_one_batch_and_the_attacks_on_it(finished: Path) -> None:
     assert [len(of_group) for of_group in grids.values()] == [2, 2, 2, 2]
     grid = grids["epochs=1", "none"][0]
     assert [row.label for row in grid.rows] == ["awa", "ig"]
-    assert (grid.seed, grid.shown, grid.total, grid.remarks) == (0, 3, 3, [])
+    assert (grid.seed, grid.places, grid.shown, grid.total, grid.remarks) == (0, (0, 1, 2), "", 3, [])
     # One set of originals per seed, whatever the scenario: they were drawn from the same source.
-    assert len({of_seed.originals.id for of_group in grids.values() for of_seed in of_group}) == 2
+    assert len({of_seed.originals.id for of_group in grids.values() for of_seed in of_group if of_seed.originals}) == 2
     row = grid.rows[0]
     record = row.record
     assert row.tips[1].startswith("Image 2, class ")
-    assert f"PSNR {record.images[1].psnr:.2f} dB, SSIM {record.images[1].ssim:.3f}, LPIPS " in row.tips[1]
+    assert f"PSNR {record.images[1].psnr:.2f} dB, SSIM {record.images[1].ssim:.3f}" in row.tips[1]
     assert row.frames == tuple((point.iteration, point.psnr) for point in record.curve)
     assert grid.positions[-1] == record.iterations == 25
     assert set(grid.positions) >= {iteration for iteration, _ in row.frames}
@@ -192,7 +196,8 @@ def test_tiles_are_whole_multiples_of_small_pictures(finished: Path) -> None:
 def test_the_exhibit_is_the_closest_picture_of_all(finished: Path) -> None:
     audit = read_audit(finished)
     grids, _ = make_grids(audit.records, audit.pictures, attack_labels(audit.records))
-    found = exhibit(grids["epochs=1", "none"])
+    verdict = audit.judgment.verdicts[0]
+    found = exhibit(grids["epochs=1", "none"], verdict.exposed)
     assert found is not None
     best = max(
         image.ssim or -1.0
@@ -201,14 +206,27 @@ def test_the_exhibit_is_the_closest_picture_of_all(finished: Path) -> None:
         for image in record.images
     )
     assert found.row.record.images[found.index].ssim == best
-    assert exhibit([]) is None
+    assert exhibit([], verdict.exposed) is None
 
 
-def test_images_beyond_the_first_sixteen_are_counted_not_shown(audit: AuditCopy) -> None:
+def test_of_many_images_the_first_and_the_most_exposed_are_shown(audit: AuditCopy) -> None:
     path = audit.records(attack="awa")[0].parent / "pictures.safetensors"
+    key, images = path.parent.name, json.loads((path.parent / "record.json").read_text())["images"]
+    images = [{**images[0], "ssim": index / 20} for index in range(20)]
+    audit.change(path.parent / "record.json", images=images)
+    (audit.path / "verdict.json").unlink()
     many = {"originals": noise(20, 3, 8, 8), "reconstruction": noise(20, 3, 8, 8), "iterates": noise(2, 20, 3, 8, 8)}
     write_tensors(path, {**many, "iterations": torch.tensor([0, 9])}, {"format": FORMAT, "kind": "pictures"})
     read = read_audit(audit.path)
-    grids, _ = make_grids(read.records, read.pictures, attack_labels(read.records))
+    exposed = [verdict.exposed for verdict in read.judgment.verdicts if verdict.exposed]
+    grids, _ = make_grids(read.records, read.pictures, attack_labels(read.records), exposed)
     grid = next(grid for of_group in grids.values() for grid in of_group if grid.total == 20)
-    assert (grid.shown, len(grid.rows[0].tips)) == (MOST_IMAGES, MOST_IMAGES)
+    assert grid.places == (*range(MOST_IMAGES - 1), 19)
+    assert grid.shown == "16 of 20: the first ones and the most exposed"
+    assert len(grid.rows[0].tips) == MOST_IMAGES
+    found = exhibit([grid], next(one for one in exposed if one.key == key))
+    assert found is not None
+    assert (found.index, found.place) == (15, 19)
+    named = set(re.findall(r"[Mm]ost exposed: image (\d+)", write_report(audit.path).read_text()))
+    assert "20" in named
+    assert "image 20 of 20" in (audit.path / "report.html").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import statistics
 from dataclasses import replace
 
@@ -12,18 +13,18 @@ import pytest
 
 from undelta.report.exports import csv_table, latex, markdown
 from undelta.report.read import Audit
+from undelta.report.scope import facts
 from undelta.report.tables import AVERAGED, MEASURES, attack_labels, mean_of, settings
-from undelta.report.words import numbers, verdicts
-from undelta.trials.record import Record
+from undelta.trials.judgment import judge_records
+from undelta.trials.record import REFERENCE, Record
 
 HOSTILE = "=cmd|'<script>alert(1)</script>'\n& 50% of_#{x}~^\\"
 MEASURE = {measure.key: measure for measure in MEASURES}
 
 
 def renamed(audit: Audit, name: str) -> Audit:
-    return replace(
-        audit, title=name, records=tuple(replace(record, name=name) for record in audit.records), verdicts=()
-    )
+    records = tuple(replace(record, name=name) for record in audit.records)
+    return replace(audit, title=name, records=records, judgment=judge_records(records))
 
 
 def exported(audit: Audit) -> dict[str, str]:
@@ -31,7 +32,7 @@ def exported(audit: Audit) -> dict[str, str]:
     means = settings(audit.records, labels)
     return {
         "csv": csv_table(audit.records, labels),
-        "md": markdown(audit, verdicts(audit, labels), means, labels, "today"),
+        "md": markdown(audit, means, labels, "today"),
         "tex": latex(audit, means),
     }
 
@@ -80,34 +81,6 @@ def test_one_attack_with_several_settings_is_told_apart_by_them(read: Audit) -> 
     assert set(attack_labels(read.records).values()) == {"awa", "ig", "analytic"}
 
 
-# Words
-
-
-def test_numbers_stand_alone_where_there_is_no_verdict(read: Audit) -> None:
-    labels = attack_labels(read.records)
-    trials = [record for record in read.records if record.group == ("epochs=1", "none")]
-    closest = max((record for record in trials if record.scored), key=lambda record: record.ssim or 0)
-    text = numbers(trials, labels)
-    assert f"{closest.attack} (seed {closest.seed}, {closest.iterations} iterations)" in text
-    assert f"mean PSNR {closest.psnr:.2f} dB, mean SSIM {closest.ssim:.3f} over 3 images" in text
-    assert "4 of 6 trials were scored" in text
-
-
-def test_nothing_is_said_where_nothing_was_measured(read: Audit) -> None:
-    unscored = [record for record in read.records if not record.scored]
-    assert numbers(unscored, attack_labels(unscored)).startswith("Nothing was measured")
-
-
-def test_the_audits_own_verdict_comes_first_and_none_is_lost(read: Audit) -> None:
-    labels = attack_labels(read.records)
-    assert [verdict.text for verdict in verdicts(read, labels)] == [verdict.text for verdict in read.verdicts]
-    # A scenario that equals another one has a verdict, but no trials.
-    fewer = replace(read, records=tuple(record for record in read.records if record.name == "epochs=1"))
-    assert {(verdict.scenario, verdict.defense) for verdict in verdicts(fewer, labels)} == {
-        (verdict.scenario, verdict.defense) for verdict in read.verdicts
-    }
-
-
 # Exports
 
 
@@ -126,6 +99,19 @@ def test_csv_holds_every_trial_in_full_precision(read: Audit) -> None:
 def test_a_name_is_never_a_formula_of_a_spreadsheet(read: Audit) -> None:
     rows = list(csv.DictReader(io.StringIO(exported(renamed(read, HOSTILE))["csv"])))
     assert {row["scenario"] for row in rows} == {f"'{HOSTILE}"}
+
+
+def test_no_name_begins_another_row_of_a_csv(read: Audit) -> None:
+    text = exported(renamed(read, "one\rtwo"))["csv"]
+    assert "\r" not in text
+    assert len(list(csv.reader(io.StringIO(text)))) == 1 + len(read.records)
+
+
+@pytest.mark.parametrize("name", ["[2cm] gap", "*", "]", "a\x1b[31m\x00b"])
+def test_no_name_is_an_option_of_the_row_before_it_in_latex(read: Audit, name: str) -> None:
+    text = exported(renamed(read, name))["tex"]
+    assert not re.search(r"\\\\\s*[\[*]", text)
+    assert text.replace("\n", "").isprintable()
 
 
 def test_negative_numbers_of_a_csv_stay_numbers(read: Audit) -> None:
@@ -182,3 +168,22 @@ def test_an_undefended_audit_has_no_column_for_defenses(read: Audit) -> None:
     undefended: tuple[Record, ...] = tuple(record for record in read.records if record.defense == "none")
     assert "Defense" in exported(read)["tex"]
     assert "Defense" not in exported(replace(read, records=undefended))["tex"]
+
+
+# The first screen in words
+
+
+def test_pure_noise_is_not_counted_among_the_defenses(read: Audit) -> None:
+    noise = replace(read.records[0], defense=REFERENCE)
+    attacked = dict(facts(replace(read, records=(*read.records, noise)), ()))["What was attacked"]
+    assert attacked.endswith("defenses: smaller steps.")
+
+
+def test_what_was_promised_is_said_of_simulated_clients_alone(read: Audit) -> None:
+    foreign = replace(read.records[0], scenario={**read.records[0].scenario, "data": None})
+    for records, words in (
+        (read.records, "None: no differential privacy."),
+        ((*read.records, foreign), "None: no differential privacy. Of the recorded updates it is not known."),
+        ((foreign,), "Not known: an update does not tell how its client was protected."),
+    ):
+        assert dict(facts(replace(read, records=records), ()))["Promised privacy"] == words

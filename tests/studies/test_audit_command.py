@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from undelta.cli import main
-from undelta.cli.console import Terminal
+from undelta.cli.progress import Terminal
 from undelta.errors import ConfigError
 from undelta.files import to_json
 from undelta.studies import demo as jobs
 from undelta.studies.audit import run_plan
 from undelta.trials.directory import RunDirectory
+from undelta.trials.gates import parse_gates
 from undelta.trials.leases import Leases, scan
 from undelta.trials.plan import load_plan
 from undelta.trials.pool import Workers, available_cores
 from undelta.trials.tasks import Progress
-from undelta.trials.verdict import parse_gates
 
 TOML = """
 name = "small"
@@ -117,12 +117,12 @@ def test_an_audit_runs_judges_and_gates(here: Here, configuration: Path, tmp_pat
     out = tmp_path / "out"
     finished = here(configuration, "--out", out, "--workers", "1")
     assert (finished.code, finished.err) == (0, ""), finished
-    assert "epochs=1: Recognizable:" in finished.out
+    assert "epochs=1: attack failed. This says nothing about safety." in finished.out
     said = " ".join(finished.out.split())  # however wide the terminal is
     assert "Worst case of 2 attacks and 1 seed (1 trial completed, 1 trial not applicable)." in said
     assert sorted(record["status"] for record in records(out)) == ["completed"] * 2 + ["not applicable"] * 2
     assert (out / "audit.toml").read_text() == TOML
-    verdicts = json.loads((out / "verdict.json").read_text())
+    verdicts = json.loads((out / "verdict.json").read_text())["verdicts"]
     assert [(verdict["scenario"], verdict["defense"]) for verdict in verdicts] == [
         ("epochs=1", "none"),
         ("epochs=2", "none"),
@@ -134,7 +134,7 @@ def test_an_audit_runs_judges_and_gates(here: Here, configuration: Path, tmp_pat
     before = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/*")}
     strict = here(configuration, "--out", out, "--fail-above", "psnr=1", "--fail-above", "ssim=0.99")
     assert strict.code == 1
-    lines = [line for line in strict.err.splitlines() if line.startswith("Gate not passed: ")]
+    lines = [line for line in strict.err.splitlines() if line.startswith("Gate failed: ")]
     assert [line.partition(": ")[2].partition(":")[0] for line in lines] == ["epochs=1", "epochs=2"]
     assert all("psnr" in line and "above 1" in line for line in lines)
     assert here(configuration, "--out", out, "--fail-above", "psnr=99", "--fail-below", "mse=1e-9").code == 0
@@ -153,7 +153,8 @@ def test_failed_trials_give_exit_code_3_and_run_again_only_when_asked(
     assert finished.code == 3
     assert finished.err.count("RuntimeError: it is broken") == 2
     assert "--retry-failed" in finished.err
-    assert "Nothing was measured (2 trials failed)" in finished.out
+    assert "not measured. Nothing was measured" in finished.out
+    assert "(2 trials failed)" in finished.out
     assert {record["error"] for record in records(tmp_path / "out")} == {"RuntimeError: it is broken"}
 
     (tmp_path / "mended").touch()
@@ -184,6 +185,8 @@ def test_failed_trials_give_exit_code_3_and_run_again_only_when_asked(
         (("", ""), ["--fail-above", "ssim"], "expected key=value, got 'ssim'"),
         (("", ""), ["--fail-below", "lpips=0.1"], "undelta fetch lpips"),
         (("= 12", "= 8"), ["--fail-above", "ssim=0.5"], "SSIM needs images of 11 pixels a side, got 8"),
+        (("", ""), ["--junit", os.sep], f"cannot write {os.sep}: it is a folder"),
+        (("", ""), ["--sarif", f"{os.devnull}/deep/found.sarif"], f"cannot make the directory {os.devnull}/deep"),
     ],
 )
 def test_a_mistake_is_one_line_before_any_work(
@@ -317,13 +320,15 @@ def test_the_demo_is_an_audit_of_two_trials(small_demo: None, tmp_path: Path) ->
     assert (tmp_path / "demo" / "reconstruction.png").exists()
     assert len(records(tmp_path / "demo")) == 2
     assert len(list((tmp_path / "demo").glob("trials/*/pictures.safetensors"))) == 2
-    (verdict,) = json.loads((tmp_path / "demo" / "verdict.json").read_text())
+    (verdict,) = json.loads((tmp_path / "demo" / "verdict.json").read_text())["verdicts"]
     assert verdict["trials"] == {"completed": 2}
-    # Its directory is an audit's: there is nothing left to do for one.
-    done = run_plan(
-        load_plan(tmp_path / "demo" / "audit.toml"), out=tmp_path / "demo", gates=parse_gates({"psnr": 1}, {})
-    )
-    assert len(done.offenses) == 1
+    # Its plan is an audit's, but an audit does not mix into its directory.
+    plan, gates = load_plan(tmp_path / "demo" / "audit.toml"), parse_gates({"psnr": 1}, {})
+    with pytest.raises(ConfigError, match="holds what `undelta demo` wrote"):
+        run_plan(plan, out=tmp_path / "demo", gates=gates)
+    done = run_plan(plan, out=tmp_path / "audit", gates=gates)
+    assert done.judgment.gate is not None
+    assert len(done.judgment.gate.offenses) == 1
 
 
 def test_a_finished_demo_runs_again(small_demo: None, tmp_path: Path) -> None:

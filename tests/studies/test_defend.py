@@ -20,11 +20,11 @@ from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
 from undelta.studies import defend, utility
 from undelta.studies.defend import defend_job, load_file, plan_of
-from undelta.studies.ladder import REFERENCE, ladder, noise_for, reference
+from undelta.studies.ladder import ladder, noise_for, reference
 from undelta.studies.utility import Federation, accuracy, measure, measure_all
 from undelta.trials.plan import load_plan
 from undelta.trials.pool import Workers
-from undelta.trials.record import versions
+from undelta.trials.record import REFERENCE, versions
 from undelta.trials.tradeoff import Point, compare, read_tradeoff, sentences
 from undelta.updates import difference, inner
 
@@ -170,9 +170,12 @@ def test_without_images_left_there_is_no_accuracy_but_a_reason() -> None:
 def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federations = [Federation.of(SCENARIO, rounds=1, seed=seed) for seed in (0, 1)]
     said: list[str] = []
+    half = tmp_path / "utility" / federations[0].key / f".utility.json.{'0' * 16}"  # whoever wrote it was killed
+    half.parent.mkdir(parents=True)
+    half.touch()
     first = measure_all(tmp_path, federations, Workers(count=1), say=said.append)
     assert said == ["Measuring utility: 2 of 2 federations to train."]
-    assert not list(tmp_path.glob("utility/*/lease*"))
+    assert sorted(path.name for path in tmp_path.glob("utility/*/*")) == ["utility.json"] * 2
     monkeypatch.setattr(utility, "measure", lambda _: pytest.fail("measured again"))
     assert measure_all(tmp_path, federations, Workers(count=1), say=said.append) == first
     assert len(said) == 1

@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 from undelta.cli import app
 from undelta.client.scenario import Scenario
 from undelta.errors import DataError
-from undelta.studies.single import attack_job, floor_job, score_job, simulate_job
+from undelta.studies.scoring import score_job
+from undelta.studies.single import attack_job, floor_job, simulate_job
+from undelta.trials.diagnosis import Thresholds
 from undelta.trials.directory import RunDirectory
 from undelta.trials.trial import Trial, run
-from undelta.trials.verdict import Thresholds, judge
+from undelta.trials.verdict import judge
 
 TOML = """
 data = "digits"

@@ -1,4 +1,4 @@
-"""An audit of 24 trials, killed seven times at random moments, ends as if nothing had happened."""
+"""An audit of twelve trials, killed three times at random moments, ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ rollout_steps = 35
 attack = "sme"
 steps = 90
 """
-TRIALS, KILLS = 12, 4
+TRIALS, KILLS = 12, 3
 CLOCK = ("seconds", "peak_memory_mb", "date")
 
 
@@ -94,7 +94,7 @@ def without_clock(path: Path) -> dict[str, Any]:
     return record
 
 
-def test_an_audit_killed_at_four_random_moments_ends_with_the_same_records(tmp_path: Path) -> None:
+def test_an_audit_killed_at_three_random_moments_ends_with_the_same_records(tmp_path: Path) -> None:
     (tmp_path / "audit.toml").write_text(TOML)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     began = time.monotonic()
@@ -109,7 +109,7 @@ def test_an_audit_killed_at_four_random_moments_ends_with_the_same_records(tmp_p
     finished = []
     for number in range(KILLS):
         process = start(tmp_path, killed)
-        if number % 5 == 4:  # while it starts: it reads, checks, prepares, spawns
+        if number == 1:  # while it starts: it reads, checks, prepares, spawns
             wait_or_until_one_more(dice.uniform(0.1, 1) * start_up, killed)
         else:  # while it works
             wait_until_something_runs(process, killed)

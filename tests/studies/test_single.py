@@ -25,7 +25,8 @@ from undelta.files import FORMAT, make_folder, read_tensors, write_tensors
 from undelta.observation.file import digest_of, load_observation, save_observation
 from undelta.report.pictures import read_pictures
 from undelta.report.read import read_audit
-from undelta.studies.single import attack_job, score_job, simulate_job
+from undelta.studies.scoring import score_job
+from undelta.studies.single import attack_job, simulate_job
 from undelta.trials.config import load_scenario, make_attack, parse_settings
 from undelta.trials.directory import RECONSTRUCTION, Contents, RunDirectory
 from undelta.trials.leases import Leases
@@ -65,6 +66,30 @@ def files(tmp_path: Path) -> Files:
     return paths
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.int64, torch.complex64], ids=str)
+def test_a_truth_of_other_numbers_is_refused(files: Files, dtype: torch.dtype) -> None:
+    tensors, metadata = read_tensors(files.truth, kind="truth", error=DataError)
+    tensors["images"] = tensors["images"].to(dtype)
+    write_tensors(files.truth, tensors, metadata)
+    with pytest.raises(DataError, match="expected images of float32 or float64 and labels of int64, got"):
+        load_private(files.truth)
+
+
+def test_an_attack_that_was_killed_right_after_its_result_says_what_it_found(files: Files, tmp_path: Path) -> None:
+    def again() -> Any:
+        return attack_job(files.observation, attack="sme", arguments={"steps": 2}, out=tmp_path / "out", seed=0)
+
+    record = again()
+    checkpoint = RunDirectory(tmp_path / "out").folder(record.key) / "checkpoint.pt"
+    checkpoint.write_bytes(b"what the kill left")
+    (tmp_path / "out" / "verdict.json").unlink()
+    assert again() == record
+    assert not checkpoint.exists()
+    assert (tmp_path / "out" / "verdict.json").exists()
+    with pytest.raises(ConfigError, match="already holds this attack's results"):
+        again()
+
+
 # Settings
 
 
@@ -81,6 +106,8 @@ def test_settings_are_written_as_in_toml_and_plain_words_need_no_quotes() -> Non
     }
     assert parse_settings(["equation=a=b"]) == {"equation": "a=b"}
     assert parse_settings([]) == {}
+    with pytest.raises(ConfigError, match="ssim is given twice; drop one"):
+        parse_settings(["ssim=0.5", "ssim=0.99"])
 
 
 @pytest.mark.parametrize("word", ["steps", "=3", "", "a b=3", "1=2", "a.b=2"])
@@ -220,7 +247,12 @@ def test_attack_and_score_leave_results_pictures_and_images(tmp_path: Path, file
     assert store.records() == [scored]
     with Image.open(out / "reconstruction.png") as image:
         assert image.size == (4 + 2 * 100, 4 + 2 * 120)
-    assert sorted(path.name for path in out.iterdir()) == ["reconstruction.png", "run.json", "trials"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "reconstruction.png",
+        "run.json",
+        "trials",
+        "verdict.json",
+    ]
     assert sorted(path.name for path in folder.iterdir()) == [
         "pictures.safetensors",
         "reconstruction.safetensors",
@@ -439,6 +471,7 @@ def test_what_is_overwritten_stays_until_the_new_result_is_there(files: Files, t
     def stop(moment: Moment, total: int) -> None:
         (there,) = store.records()
         assert there.status == "completed"
+        assert not (tmp_path / "run" / "verdict.json").exists()  # what it says is about to change
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -454,8 +487,17 @@ def test_a_resumed_attack_does_not_keep_the_pictures_of_its_interrupted_result(f
     attack_job(files.observation, **settings, watch=interrupt)
     (scored,) = score_job(tmp_path / "run", truth_path=files.truth)
     assert scored.status == "interrupted"
+    (verdict,) = read_audit(tmp_path / "run").judgment.verdicts
+    assert verdict.images == 2
+    assert "the attack was interrupted after" in verdict.text
+    assert "Nothing was measured" not in verdict.text
+    (path,) = tmp_path.glob("run/trials/*/pictures.safetensors")
+    before = read_pictures(path)
+    assert len(before.originals) == 2
     attack_job(files.observation, **settings)
-    assert not list(tmp_path.glob("run/trials/*/pictures.safetensors"))
+    after = read_pictures(path)
+    assert len(after.originals) == 0  # they are not known to this result yet
+    assert not torch.equal(after.reconstruction, before.reconstruction)
 
 
 def test_attacks_on_other_updates_are_left_out_of_a_score(files: Files, tmp_path: Path) -> None:
@@ -468,5 +510,5 @@ def test_attacks_on_other_updates_are_left_out_of_a_score(files: Files, tmp_path
 def test_an_audit_does_not_set_single_attacks_aside(files: Files, tmp_path: Path) -> None:
     attack_job(files.observation, attack="ig", arguments={"steps": 2}, out=tmp_path / "run", seed=1)
     trial = Trial(scenario=load_scenario(files.scenario), attack="ig", arguments={"steps": 1})
-    with pytest.raises(ConfigError, match="holds the results of single attacks"):
+    with pytest.raises(ConfigError, match="holds what `undelta attack` wrote"):
         RunDirectory(tmp_path / "run").prepare("", [trial], Leases(worker="test"))

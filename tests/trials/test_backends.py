@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,16 @@ def test_a_trial_that_kills_its_workers_is_reported_and_the_others_are_done(
     assert (tmp_path / "deaths").read_text() == "died died "
     assert store.status(TRIALS[0].key) == "completed"
     assert not list(store.directory.glob("trials/*/lease*.json"))
+
+
+def test_workers_that_meet_a_full_disk_end_the_pool_and_no_trial_has_failed(
+    store: RunDirectory, limit_files: Callable[[int | None], None]
+) -> None:
+    limit_files(1000)
+    with pytest.raises(PoolError, match="no room to write; make some, and the same command resumes"):
+        Pool(job(store), Processes(), workers=1).run()
+    limit_files(None)
+    assert store.unfinished(KEYS) == list(KEYS)
 
 
 def test_workers_that_cannot_begin_end_the_pool_with_their_reason(store: RunDirectory, capfd: Any) -> None:

@@ -146,7 +146,7 @@ def test_workers_killed_at_random_moments_neither_meet_nor_lose_the_trial(
     turns = kills = 0
     running: list[subprocess.Popen[str]] = []
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline or kills < 12:
+    while time.monotonic() < deadline or kills < 6:
         while len(running) < 3:
             rival = start_rival(folder, 0.02)
             rivals.append(rival)

@@ -11,10 +11,10 @@ import pytest
 
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
+from undelta.training import spelled
+from undelta.trials.diagnosis import Thresholds
 from undelta.trials.plan import load_plan
-from undelta.trials.record import describe_scenario
 from undelta.trials.trial import Trial
-from undelta.trials.verdict import Thresholds
 
 BASE = """
 name = "test"
@@ -87,7 +87,7 @@ def test_named_scenarios_come_besides_varied_ones(tmp_path: Path) -> None:
 
 def test_a_single_scenario_needs_no_name(tmp_path: Path) -> None:
     (trial,) = plan_of(tmp_path, BASE + ATTACK)
-    assert (trial.name, trial.defense, trial.seed) == ("base", "none", 0)
+    assert (trial.name, trial.defense, trial.seed) == ("4 images of faces, mlp, 10 epochs of 2 batches", "none", 0)
 
 
 def test_undefended_scenarios_may_be_left_out(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_the_example_in_the_repository_is_sound() -> None:
 def test_a_key_is_the_digest_of_the_content_and_ignores_names() -> None:
     trial = Trial(scenario=Scenario(), attack="awa", arguments={"steps": 2}, seed=1)
     content = {
-        "scenario": describe_scenario(trial.simulated),
+        "scenario": spelled(trial.simulated),
         "attack": "awa",
         "arguments": {"steps": 2},
         "seed": 1,
@@ -162,16 +162,23 @@ def test_a_key_is_the_digest_of_the_content_and_ignores_names() -> None:
         (BASE + ATTACK.replace("= 3", "= 0"), ["attacks[0]", "steps >= 1"]),
         (BASE + "[[attacks]]\nsteps = 3\n", ["attacks[0]: attack: expected a name", "None"]),
         (BASE + ATTACK + ATTACK, ["attacks[1]: awa with the same settings comes twice"]),
-        (BASE.replace("mlp", "mpl") + ATTACK, ["scenario 'base': model: unknown model 'mpl'", "mlp", "resnet18"]),
+        (BASE.replace("mlp", "mpl") + ATTACK, ["[scenario]: model: unknown model 'mpl'", "mlp", "resnet18"]),
         (BASE + "model_arguments = { depth = 3 }\n" + ATTACK, ["model", "depth", "hidden"]),
         (BASE + "epocs = 3\n" + ATTACK, ["[scenario]: unknown key 'epocs'", "'epochs'", "learning_rate"]),
         (BASE.replace("faces", "facez") + ATTACK, ["data: no data source 'facez'", "photos, patches, faces, digits"]),
         (BASE.replace("= 4", "= 201") + ATTACK, ["num_samples: expected at most the 200 pictures of faces, got 201"]),
         (BASE + "clients = 60\n" + ATTACK, ["num_samples", "200 pictures", "got 240 by 60 clients"]),
-        (BASE + "epochs = 0\n" + ATTACK, ["scenario 'base': expected epochs >= 1, got epochs=0"]),
+        (BASE + "epochs = 0\n" + ATTACK, ["[scenario]: expected epochs >= 1, got epochs=0"]),
         (BASE + "[vary]\nepochs = [1, 0]\n" + ATTACK, ["scenario 'epochs=0': expected epochs >= 1"]),
         (BASE + "learning_rate = -0.1\n" + ATTACK, ["expected learning_rate > 0, got learning_rate=-0.1"]),
         (BASE + "[vary]\nepocs = [1]\n" + ATTACK, ["[vary]: unknown key 'epocs'", "'epochs'"]),
+        (
+            BASE
+            + "[vary]\n"
+            + "".join(f"{key} = {[*range(1, 51)]}\n" for key in ("epochs", "rounds", "image_size"))
+            + ATTACK,
+            ["[vary]: expected at most 10,000 combinations"],
+        ),
         (BASE + "[vary]\nepochs = 1\n" + ATTACK, ["[vary]: epochs: expected a list of values, got 1"]),
         (BASE + "[vary]\nepochs = []\n" + ATTACK, ["[vary]: epochs: expected a list of values"]),
         (BASE + "[vary]\nepochs = ['x']\n" + ATTACK, ["scenario 'epochs=x': epochs: expected a whole number"]),
@@ -183,7 +190,7 @@ def test_a_key_is_the_digest_of_the_content_and_ignores_names() -> None:
         (BASE + "[[defenses]]\nname = 'd'\nnoise = 1\n" + ATTACK, ["defenses[0] (d): unknown key 'noise'"]),
         (
             BASE + "[[defenses]]\nname = 'd'\nbatches = 9\n" + ATTACK,
-            ["scenario 'base' with defense 'd'", "cannot fill 9 mini-batches"],
+            ["[scenario] with defense 'd'", "cannot fill 9 mini-batches"],
         ),
         (BASE.replace('"test"', '"test"\nseeds = []') + ATTACK, ["seeds: expected at least one"]),
         (BASE.replace('"test"', '"test"\nseeds = [1, 1]') + ATTACK, ["seeds", "[1, 1]"]),
@@ -194,7 +201,10 @@ def test_a_key_is_the_digest_of_the_content_and_ignores_names() -> None:
         (BASE + ATTACK + "[verdict]\nssim = 2\n", ["verdict: expected 0 < ssim <= 1, got ssim=2.0"]),
         (BASE + ATTACK + "[verdict]\nssin = 0.5\n", ["verdict: unknown key 'ssin'", "'ssim'"]),
         (BASE + ATTACK.replace("= 3", "="), ["not valid TOML"]),
-        (BASE + "model_arguments = { hidden = [1979-05-27] }\n" + ATTACK, ["model"]),
+        (
+            BASE + "model_arguments = { hidden = [1979-05-27] }\n" + ATTACK,
+            ["hidden: expected text or a number, got a date"],
+        ),
         (BASE + "loss = 'hinge'\n" + ATTACK, ["loss: unknown value 'hinge'", "cross_entropy"]),
         (BASE.replace('"mlp"', '"nowhere.to_be:found"') + ATTACK, ["model: cannot import", "nowhere"]),
     ],
@@ -208,8 +218,14 @@ def test_a_mistake_is_one_line_that_names_the_key_and_the_choices(
         assert expected in message
 
 
+def test_a_scenario_alone_is_told_what_an_audit_needs(tmp_path: Path) -> None:
+    assert "an audit has them below [scenario]" in complaint(tmp_path, 'data = "faces"\nnum_samples = 2\n')
+
+
 def test_too_few_classes_are_found_in_every_scenario_not_in_the_first_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="faces has 2 classes, more than classes=1"):
+    with pytest.raises(
+        ConfigError, match=r"\.toml: scenario 'classes=1': classes: faces has 2 classes, more than classes=1"
+    ):
         plan_of(tmp_path, BASE + "[vary]\nclasses = [2, 1]\n" + ATTACK)
 
 

@@ -81,7 +81,7 @@ def as_values(one: Record) -> dict[str, Any]:
 
 def test_a_record_is_what_the_schema_says() -> None:
     schema = json.loads((Path(record_module.__file__).parent / "record.schema.json").read_text())
-    assert set(schema["properties"]) == {field.name for field in fields(Record)}
+    assert set(schema["properties"]) == set(schema["required"]) == {field.name for field in fields(Record)}
     floor = Floor(mismatch=0.1, terms={"distance": 0.1}, level="near")
     whole = replace(scored(), floor=floor, curve=(Quality(iteration=3, psnr=4.0),), layer_weights={"conv": 1.0})
     for one in (whole, record(reconstruction()), record(reconstruction("diverged", loss=math.nan))):
@@ -105,7 +105,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 
 def test_a_record_of_another_schema_is_refused() -> None:
-    with pytest.raises(DataError, match="here: expected a record of schema 2, got 1"):
+    with pytest.raises(DataError, match="here: expected a record of schema 3, got 1"):
         from_json({**as_values(scored()), "schema": 1}, "here")
 
 
@@ -162,7 +162,7 @@ def test_a_run_that_ended_without_a_finite_loss_is_still_written(status: Status,
     assert written["status"] == status
 
 
-@pytest.mark.parametrize("values", [[], None, 1, {}, {"schema": 1}, {"schema": "2"}, {"schema": 2}])
+@pytest.mark.parametrize("values", [[], None, 1, {}, {"schema": 1}, {"schema": "3"}, {"schema": 3}])
 def test_what_is_no_record_is_refused(values: object) -> None:
     with pytest.raises(DataError, match="here: "):
         from_json(values, "here")

@@ -1,38 +1,17 @@
-"""Verdicts: the worst case in plain words, with its numbers and limits; gates that pass on measured numbers only."""
+"""Verdicts: the worst case in plain words, with its numbers and limits; only a twin makes one reassuring."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import Any
 
-import pytest
-
-from undelta.client.scenario import Scenario
-from undelta.errors import ConfigError
-from undelta.evaluation.score import ImageScore
+from undelta.evaluation.baselines import Baseline, Guess
+from undelta.trials.diagnosis import Thresholds
 from undelta.trials.record import Record
 from undelta.trials.trial import Trial
-from undelta.trials.verdict import Gate, Thresholds, Verdict, judge, offenses, parse_gates
+from undelta.trials.verdict import Verdict, headline, judge
 
-SCENARIO = Scenario(num_samples=4)
-
-
-def trial(attack: str = "awa", seed: int = 0, name: str = "base", defense: str = "none", epochs: int = 2) -> Trial:
-    return Trial(scenario=Scenario(num_samples=4, epochs=epochs), attack=attack, seed=seed, name=name, defense=defense)
-
-
-def image(ssim: float | None, psnr: float | None = 15.0) -> ImageScore:
-    return ImageScore(label=0, ssim=ssim, psnr=psnr, mse=0.1, lpips=None)
-
-
-def record(of: Trial, *images: ImageScore, status: str = "completed", recovered: float | None = 0.0) -> Record:
-    return replace(
-        of.unmeasured(status),
-        iterations=260 if images else None,
-        images=images,
-        fraction_recovered=recovered if images else None,
-    )
+from .made import image, record, trial
 
 
 def verdict_on(*pairs: tuple[Trial, Record | None], thresholds: Thresholds | None = None) -> Verdict:
@@ -49,32 +28,122 @@ def test_a_verdict_is_the_worst_case_over_attacks_and_seeds() -> None:
         (bad, record(bad, image(0.81), image(0.5), image(0.6, 24.0), image(0.49))),
         (other, record(other, image(0.2), image(0.2), image(0.2), image(0.2))),
     )
-    assert (verdict.level, verdict.recognizable, verdict.images) == ("recognizable", 3, 4)
+    assert (verdict.level, verdict.recognizable, verdict.images) == ("leaks", 3, 4)
     assert verdict.worst_trial is not None
     assert (verdict.worst_trial["attack"], verdict.worst_trial["seed"]) == ("strongest", 1)
     assert verdict.worst["ssim"] == 0.9  # of any image in any trial
     assert verdict.worst["psnr"] == 24.0
     assert verdict.worst["mse"] == 0.1
     assert verdict.worst["lpips"] is None
+    assert verdict.exposed is not None
+    assert (verdict.exposed.attack, verdict.exposed.image, verdict.exposed.ssim) == ("awa", 0, 0.9)
     assert verdict.text == (
-        "Recognizable: 3 of 4 images (SSIM >= 0.5; attack strongest, 260 iterations, seed 1). "
-        "Worst of any image: SSIM 0.90, PSNR 24.0 dB. Worst case of 3 attacks and 2 seeds (3 trials completed). "
-        "This shows leakage; it does not prove that the other images are safe."
+        "3 of 4 images can be recognized. "
+        "Most exposed: image 1, SSIM 0.90, PSNR 15.0 dB (attack awa, seed 0; recognizable from SSIM >= 0.5). "
+        "Worst case of 3 attacks and 2 seeds (3 trials completed)."
     )
+
+
+def test_numbers_of_the_most_exposed_image_are_its_own() -> None:
+    """The largest SSIM and the largest PSNR may belong to two images; together they describe none."""
+    one = trial()
+    verdict = verdict_on((one, record(one, image(0.94, 23.7), image(0.87, 31.7))))
+    assert "image 1, SSIM 0.94, PSNR 23.7 dB" in verdict.text
+    assert "31.7" not in verdict.text
+    assert verdict.worst["psnr"] == 31.7  # which gates look at, each by itself
 
 
 def test_nothing_recognizable_is_no_proof_of_safety() -> None:
     one = trial()
     verdict = verdict_on((one, record(one, image(0.3), image(0.2))))
-    assert (verdict.level, verdict.recognizable) == ("not recognized", 0)
-    assert "Recognizable: 0 of 2 images" in verdict.text
+    assert (verdict.level, verdict.recognizable) == ("attack failed", 0)
+    assert not verdict.diagnosis.reassuring
     assert "SSIM 0.30" in verdict.text
-    assert "does not prove absence of leakage" in verdict.text
+    assert "This says nothing about safety." in verdict.text
 
 
-def test_everything_recognizable_leaves_nothing_to_doubt() -> None:
+def test_only_an_attack_that_works_on_the_undefended_twin_makes_a_poor_result_reassuring() -> None:
+    plain, defended, other = trial(), trial(defense="noise", epochs=3), trial("ig", defense="noise", epochs=3)
+    found = {defended.key: record(defended, image(0.1)), other.key: record(other, image(0.1))}
+
+    def level(*images: float, of: Trial = plain, asked: tuple[Trial, ...] = (defended,)) -> str:
+        records = found | {of.key: record(of, *map(image, images))}
+        *_, last = judge([of, *asked], records, Thresholds())
+        return last.level
+
+    assert level(0.9) == "resisted"
+    assert level(0.1) == "attack failed"  # it works nowhere
+    assert level(0.9, asked=(other,)) == "attack failed"  # another attack than the one that works
+    assert level(0.9, of=trial(name="elsewhere")) == "attack failed"  # no twin
+    assert level(0.9, of=trial(defense="clipping")) == "attack failed"  # a twin without a defense is needed
+
+
+def test_an_attack_that_diverged_was_not_resisted() -> None:
+    """NaN on the defended update is the attack's own fault."""
+    plain, defended = trial(), trial(defense="noise", epochs=3)
+    records = {
+        plain.key: record(plain, image(0.9)),
+        defended.key: record(defended, image(None, None), status="diverged"),
+    }
+    assert judge([plain, defended], records, Thresholds())[1].level == "attack failed"
+    records |= {plain.key: record(plain, image(0.9), status="diverged"), defended.key: record(defended, image(0.1))}
+    assert judge([plain, defended], records, Thresholds())[1].level == "attack failed"
+
+
+def test_a_twin_of_other_images_is_none() -> None:
+    """Another seed draws other private images, which may be easier."""
+    plain, defended = trial(seed=1), trial(defense="noise", epochs=3)
+    records = {plain.key: record(plain, image(0.9)), defended.key: record(defended, image(0.1))}
+    assert judge([plain, defended], records, Thresholds())[1].level == "attack failed"
+
+
+def test_a_scored_failure_does_not_hide_images_that_explain_the_update() -> None:
+    scored, better, worse = trial("awa"), trial("ig"), trial("strongest")
+    pairs = (better, replace(record(better), mismatch=0.01)), (worse, replace(record(worse), mismatch=0.05))
+    verdict = verdict_on((scored, record(scored, image(0.1))), *pairs)
+    assert verdict.level == "not compared"
+    assert "mismatch 0.01" in verdict.text
+    assert verdict_on((scored, record(scored, image(0.9))), *pairs).level == "leaks"
+
+
+def test_a_defense_that_leaks_did_not_resist() -> None:
+    plain, defended = trial(), trial(defense="noise", epochs=3)
+    records = {plain.key: record(plain, image(0.9)), defended.key: record(defended, image(0.6))}
+    assert [verdict.level for verdict in judge([plain, defended], records, Thresholds())] == ["leaks", "leaks"]
+
+
+def test_what_a_flat_picture_reaches_is_not_recognized() -> None:
+    """A dark, even image has a high SSIM with its own mean color."""
     one = trial()
-    assert verdict_on((one, record(one, image(0.8), image(0.9)))).text.endswith("This shows leakage.")
+    guess = Baseline(psnr=30.0, ssim=0.7, images=(Guess(psnr=30.0, ssim=0.7),))
+    for ssim, level in ((0.69, "attack failed"), (0.71, "leaks")):
+        made = replace(record(one, image(ssim, 29.0)), baselines={"mean color": guess})
+        verdict = verdict_on((one, made))
+        assert verdict.level == level
+        assert "its mean color alone has SSIM 0.70, PSNR 30.0 dB" in verdict.text
+
+
+def test_epsilon_is_part_of_the_verdict() -> None:
+    one = trial()
+    verdict = verdict_on((one, replace(record(one, image(0.1)), epsilon=8.0, delta=1e-5)))
+    assert (verdict.epsilon, verdict.delta) == (8.0, 1e-5)
+
+
+def test_all_scenarios_in_one_sentence() -> None:
+    bad, good = trial(name="bad", epochs=1), trial(name="good", epochs=2)
+    records = {bad.key: record(bad, image(0.9)), good.key: record(good, image(0.1))}
+    verdicts = judge([bad, good], records, Thresholds())
+    assert headline(verdicts) == (
+        "Of 2 scenarios and defenses, 1 leaks private images; on 1 no attack worked, which says nothing about safety."
+    )
+    assert headline(verdicts[:1]) == "The client's update leaks private images: 1 of 1 can be recognized."
+    assert "says nothing" in headline(verdicts[1:])
+    missing = judge([good], {}, Thresholds())
+    explained = judge([bad], {bad.key: replace(record(bad), mismatch=0.01)}, Thresholds())
+    assert headline([*missing, *explained]) == (
+        "Of 2 scenarios and defenses, 1 probably leaks private images; 1 was not measured."
+    )
+    assert "2 were not measured" in headline([*missing, *missing])
 
 
 def test_without_results_nothing_is_claimed() -> None:
@@ -87,13 +156,28 @@ def test_without_results_nothing_is_claimed() -> None:
     assert (verdict.level, verdict.recognizable, verdict.images, verdict.worst_trial) == ("not measured",) + (None,) * 3
     assert set(verdict.worst.values()) == {None}
     assert verdict.trials == {"not finished": 1, "failed": 1, "not applicable": 1}
-    assert "Nothing was measured (1 trial not finished, 1 trial failed, 1 trial not applicable)" in verdict.text
+    assert "Nothing was measured" in verdict.text
+    assert "(1 trial failed, 1 trial not applicable, 1 trial not finished)" in verdict.text
 
 
 def test_a_verdict_says_what_it_does_not_rest_on() -> None:
     good, failed = trial("awa"), trial("ig")
     verdict = verdict_on((good, record(good, image(0.8))), (failed, record(failed, status="failed")))
     assert "(1 trial completed, 1 trial failed)" in verdict.text
+
+
+def test_an_interrupted_attack_says_what_it_found_and_never_reassures() -> None:
+    one, shielded = trial(), trial(defense="shield", epochs=3)
+    leaks = verdict_on((one, record(one, image(0.8), image(0.1), status="interrupted")))
+    assert (leaks.level, leaks.recognizable) == ("leaks", 1)
+    assert "1 of 2 images can be recognized, although the attack was interrupted after 260 iterations" in leaks.text
+    records = {
+        one.key: record(one, image(0.8)),
+        shielded.key: record(shielded, image(0.1), status="interrupted"),
+    }
+    _, failed = judge([one, shielded], records, Thresholds())
+    assert failed.level == "attack failed"
+    assert "the attack was interrupted after 260 iterations; the same command resumes it" in failed.text
 
 
 def test_small_images_are_judged_by_psnr_and_large_ones_are_not() -> None:
@@ -117,7 +201,7 @@ def test_thresholds_can_be_moved() -> None:
 def test_a_diverged_image_is_not_recognizable() -> None:
     one = trial()
     verdict = verdict_on((one, record(one, image(None, None), status="diverged")))
-    assert (verdict.level, verdict.recognizable) == ("not recognized", 0)
+    assert (verdict.level, verdict.recognizable) == ("attack failed", 0)
     assert "no number, since every image diverged" in verdict.text
 
 
@@ -139,59 +223,5 @@ def test_scenarios_and_defenses_are_judged_apart_and_share_equal_trials() -> Non
 def test_a_verdict_is_plain_json() -> None:
     one = trial()
     values = json.loads(json.dumps(asdict(verdict_on((one, record(one, image(0.6))))), allow_nan=False))
-    assert (values["scenario"], values["defense"], values["level"]) == ("base", "none", "recognizable")
+    assert (values["scenario"], values["defense"], values["diagnosis"]["level"]) == ("base", "none", "leaks")
     assert values["thresholds"] == {"ssim": 0.5, "psnr": 20.0}
-
-
-# Gates
-
-
-def test_gates_are_read_with_their_direction() -> None:
-    assert parse_gates({"ssim": 0.5, "psnr": 20}, {"lpips": 0.2}) == [
-        Gate(metric="ssim", bound=0.5, above=True),
-        Gate(metric="psnr", bound=20.0, above=True),
-        Gate(metric="lpips", bound=0.2, above=False),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("above", "below", "complaint"),
-    [
-        ({"lpips": 0.2}, {}, "--fail-above lpips: a smaller lpips is worse; use --fail-below lpips=0.2"),
-        ({}, {"ssim": 0.2}, "--fail-below ssim: a larger ssim is worse; use --fail-above ssim=0.2"),
-        ({"sim": 0.2}, {}, "--fail-above: unknown metric 'sim'; did you mean 'ssim'? choose from"),
-        ({"ssim": "high"}, {}, "--fail-above ssim: expected a number, got 'high'"),
-        ({"ssim": float("nan")}, {}, "expected a number, got nan"),
-        ({"ssim": True}, {}, "expected a number, got True"),
-    ],
-)
-def test_a_gate_that_makes_no_sense_is_refused(above: dict[str, Any], below: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_gates(above, below)
-    assert complaint in str(caught.value)
-
-
-def test_a_gate_looks_at_the_worst_image_of_every_scenario() -> None:
-    bad, good = trial(name="bad", epochs=1), trial(name="good", epochs=2)
-    records = {
-        bad.key: record(bad, image(0.2), image(0.61), recovered=0.25),
-        good.key: record(good, image(0.5), image(0.1), recovered=0.0),
-    }
-    verdicts = judge([bad, good], records, Thresholds())
-    assert offenses(verdicts, parse_gates({"ssim": 0.5}, {})) == ["bad: ssim 0.61 is above 0.5"]
-    assert offenses(verdicts, parse_gates({"fraction_recovered": 0.2}, {})) == [
-        "bad: fraction_recovered 0.25 is above 0.2"
-    ]
-    assert offenses(verdicts, parse_gates({}, {"mse": 0.2})) == [
-        "bad: mse 0.1 is below 0.2",
-        "good: mse 0.1 is below 0.2",
-    ]
-    assert offenses(verdicts, parse_gates({"ssim": 0.7, "psnr": 15}, {"mse": 0.1})) == []
-
-
-def test_a_gate_is_not_passed_by_what_was_not_measured() -> None:
-    one = trial()
-    verdicts = judge([one], {one.key: record(one, image(None, 10.0))}, Thresholds())
-    assert offenses(verdicts, parse_gates({"ssim": 0.9}, {})) == [
-        "base: ssim was not measured, so the gate cannot be passed"
-    ]

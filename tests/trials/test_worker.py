@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from undelta.attacker.reconstruction import Moment
 from undelta.client.scenario import Scenario
-from undelta.errors import ConfigError, DataError
+from undelta.errors import ConfigError, DataError, NoRoom
 from undelta.files import load_json, read_tensors, to_json
 from undelta.trials import directory as store_module
 from undelta.trials.directory import RunDirectory
@@ -200,6 +200,30 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_images(store: Ru
     assert record_of(store, ONE).images == record_of(whole, ONE).images
 
 
+def test_a_trial_that_meets_a_full_disk_keeps_its_checkpoint_and_resumes_once_there_is_room(
+    store: RunDirectory, leases: Leases, limit_files: Callable[[int | None], None]
+) -> None:
+    def fill(moment: Moment, total: int) -> None:
+        if moment.iteration >= 10:
+            limit_files(1000)
+
+    lease = leases.acquire(store.folder(ONE.key))
+    assert lease is not None
+    with pytest.raises(NoRoom, match=r"cannot write .*checkpoint.pt"), lease:
+        attempt(store, ONE, lease, checkpoint_seconds=0, watch=fill)
+    assert names(store.folder(ONE.key)) == ["checkpoint.pt", "trial.json"]
+    with pytest.raises(NoRoom):
+        serve(job(store, ONE, TWO))
+    assert store.unfinished([ONE.key, TWO.key]) == [ONE.key, TWO.key]
+    limit_files(None)
+    serve(job(store, ONE, TWO))
+    assert [record_of(store, trial).status for trial in (ONE, TWO)] == ["completed", "completed"]
+    whole = RunDirectory(store.directory / "whole")
+    whole.prepare("", [ONE], leases)
+    serve(job(whole, ONE))
+    assert record_of(store, ONE).images == record_of(whole, ONE).images
+
+
 def test_a_checkpoint_of_other_threads_is_not_mixed_in(store: RunDirectory, lease: Lease) -> None:
     with pytest.raises(Killed):
         attempt(store, ONE, lease, checkpoint_seconds=0, watch=kill_at(20))
@@ -325,7 +349,7 @@ def test_the_directory_holds_the_configuration_and_the_trials(store: RunDirector
     assert (store.directory / "audit.toml").read_text() == "# text\n"
     assert names(store.directory / "trials") == sorted([ONE.key, TWO.key])
     values = json.loads((store.folder(ONE.key) / "trial.json").read_text())
-    assert set(values) == {"name", "scenario", "attack", "arguments", "defense", "seed"}
+    assert set(values) == {"name", "scenario", "attack", "arguments", "defense", "seed", "noise"}
     assert store.trial(ONE.key) == ONE
 
 
@@ -380,7 +404,8 @@ def test_a_damaged_record_is_named(store: RunDirectory, content: str) -> None:
 
 def test_what_a_killed_worker_left_half_written_is_removed(store: RunDirectory) -> None:
     folder = store.folder(ONE.key)
-    for name in (".record.json.abc", ".pictures.safetensors.abc", ".checkpoint.pt.abc", "checkpoint.pt"):
+    left = [f".{name}.{'0123456789abcdef'}" for name in ("record.json", "pictures.safetensors", "checkpoint.pt")]
+    for name in (*left, "checkpoint.pt"):
         (folder / name).write_bytes(b"half")
     serve(job(store, ONE))
     assert names(folder) == ["pictures.safetensors", "record.json", "trial.json"]

@@ -33,6 +33,7 @@ def train(message: Message, context: Context) -> Message:
         epochs=int(config["local-epochs"]),  # type: ignore[arg-type]
         size=int(config["batch-size"]),  # type: ignore[arg-type]
         rate=float(config["learning-rate"]),  # type: ignore[arg-type]
+        momentum=float(config["momentum"]),  # type: ignore[arg-type]
         names=shuffles(partition, int(config["server-round"])),  # type: ignore[arg-type]
     )
     metrics = MetricRecord({"num-examples": len(private), "loss": loss, "partition": partition})

@@ -17,6 +17,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train the federation."""
     config = context.run_config
+    told = ("local-epochs", "batch-size", "learning-rate", "momentum")
     torch.manual_seed(0)
     model = small_cnn()
     strategy = record(FedAvg(), into=OUT / "server", model=MODEL, image=IMAGE, training=config)
@@ -24,5 +25,5 @@ def main(grid: Grid, context: Context) -> None:
         grid=grid,
         initial_arrays=ArrayRecord(model.state_dict()),
         num_rounds=int(config["num-server-rounds"]),
-        train_config=ConfigRecord({key: config[key] for key in ("local-epochs", "batch-size", "learning-rate")}),
+        train_config=ConfigRecord({key: config[key] for key in told}),
     )

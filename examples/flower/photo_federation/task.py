@@ -48,11 +48,19 @@ def shuffles(partition: int, server_round: int) -> tuple[str, int, str, int, int
 
 
 def train(
-    model: nn.Module, images: Tensor, labels: Tensor, *, epochs: int, size: int, rate: float, names: tuple[object, ...]
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    epochs: int,
+    size: int,
+    rate: float,
+    momentum: float,
+    names: tuple[object, ...],
 ) -> float:
-    """Plain local training: shuffled mini-batches, SGD; returns the last loss."""
+    """Local training as usual: shuffled mini-batches, SGD with momentum; returns the last loss."""
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
     generator = stream(*names, "shuffles")
     loss = torch.zeros(())
     for _ in range(epochs):

@@ -13,7 +13,7 @@ from undelta.errors import ConfigError
 from undelta.observation import Observation
 
 Watch: TypeAlias = Callable[[Moment, int], None]
-"""Called with every point of the history and the number of iterations to come in all."""
+"""Called with every point of the history and the number of iterations in all; 0 while that is open."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ A kill costs at most the last interval, and the resumed attack ends with the sam
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import time
@@ -19,6 +20,8 @@ from undelta.attacker.reconstruction import Iterate, Moment, Reconstruction
 from undelta.engine import ranks
 from undelta.errors import ConfigError
 from undelta.files import write_bytes
+
+DIGEST = 32  # bytes, before everything else
 
 
 class Checkpoint:
@@ -59,12 +62,17 @@ class Checkpoint:
 
     def _read(self, saved: bytes) -> None:
         try:
+            digest, saved = saved[:DIGEST], saved[DIGEST:]
+            if hashlib.sha256(saved).digest() != digest:  # a flipped bit would change the images, and nobody would know
+                raise ValueError("its content does not match its checksum")
             with torch.serialization.safe_globals([Iterate, Moment, Reconstruction]):  # no other code runs
                 content = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)
             if not isinstance(content, dict):
                 raise TypeError(f"expected a dictionary, got {type(content).__name__}")
-            key, self._finished = content["key"], content["finished"]
-            self._label, self._state = content["label"], content["state"]
+            key, self._finished = content["key"], dict[str, Reconstruction](content["finished"])
+            self._label, self._state = str(content["label"]), dict[str, Any](content["state"])
+            if not all(isinstance(result, Reconstruction) for result in self._finished.values()):
+                raise TypeError("expected reconstructions")
         except (OSError, RuntimeError, LookupError, TypeError, ValueError, EOFError, UnpicklingError) as problem:
             reason = str(problem).partition("\n")[0]
             raise ConfigError(f"{self.path}: not a readable checkpoint ({reason}); delete it to start over") from None
@@ -102,5 +110,6 @@ class Checkpoint:
         content = io.BytesIO()
         values = {"key": self.key, "finished": self._finished, "label": self._label, "state": self._state}
         torch.save(values, content)
-        write_bytes(self.path, content.getvalue())
+        saved = content.getvalue()
+        write_bytes(self.path, hashlib.sha256(saved).digest() + saved, private=True)
         self._saved = time.monotonic()

@@ -147,7 +147,7 @@ class Phases:
         iterates: tuple[Iterate, ...] = ()
         found: Reconstruction | None = None
         method: GradientMatching | None = None
-        done, seconds = 0, 0.0
+        done, seconds, total = 0, 0.0, self._total()
         for number, phase in enumerate(self.phases):
             began = time.perf_counter()
             try:
@@ -162,7 +162,7 @@ class Phases:
             shown = iterates
             for index, attack in enumerate(tries):
                 name = f"phase {number}" if len(tries) == 1 else f"phase {number}, try {index}"
-                part = run.within(name, done=done, total=done + sum(one.steps for one in tries[index:]))
+                part = run.within(name, done=done, total=total)
                 result = attack(observation, seed=seed, start=found, run=part)
                 history += _later(result.history, done, seconds)
                 iterates += _later(result.iterates, done, seconds)
@@ -192,6 +192,15 @@ class Phases:
         if found is None:
             raise ConfigError("expected at least one phase, got none")
         return replace(found, iterations=done, seconds=seconds, history=history, iterates=iterates)
+
+    def _total(self) -> int:
+        """Iterations in all; 0 if a phase depends on what is found until then, so that nobody knows."""
+        total = 0
+        for phase in self.phases:
+            if not isinstance(phase, Matching | tuple):
+                return 0
+            total += sum(one.steps for one in (phase if isinstance(phase, tuple) else (phase,)))
+        return total
 
     def _best(
         self, observation: Observation, results: list[Reconstruction], tries: tuple[Matching, ...], run: Run

@@ -14,9 +14,11 @@ from torch import Tensor
 from undelta.attacker.canvas import Variables
 from undelta.attacker.distances import mismatch
 from undelta.attacker.labels import LabelSource, disclosed
+from undelta.attacker.needs import check_room
 from undelta.attacker.objective import Objective, Problem, encode
 from undelta.attacker.optimizers import Adam, Optimizer, Schedule, constant
 from undelta.attacker.reconstruction import Moment, Reconstruction, Status
+from undelta.attacker.smoothing import blurred, width_at
 from undelta.engine import MEMORY
 from undelta.errors import ConfigError
 from undelta.observation import Observation
@@ -36,6 +38,8 @@ class Method(Objective):
     """Adam's rate for what the replay itself learns."""
     signed: bool = False
     """Step along the sign of the gradient only (Geiping et al. 2020)."""
+    smoothing: float = 0.0
+    """The width of a blur of the gradient at the start, as a share of the image's side; it falls to none."""
     noise: float = 0.0
     """Gaussian noise on the images after every step, relative to the step length (Yin et al. 2021)."""
     box: bool = True
@@ -45,6 +49,8 @@ class Method(Objective):
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ConfigError(f"expected steps >= 1, got steps={self.steps}")
+        if not 0 <= self.smoothing < 1:
+            raise ConfigError(f"expected 0 <= smoothing < 1, got smoothing={self.smoothing}")
 
 
 class Descent:
@@ -60,12 +66,12 @@ class Descent:
         *,
         memory: int = MEMORY,
     ) -> None:
+        check_room(method, observation, memory)  # before the labels, too, take theirs
         self.method, self.observation, self.generator = method, observation, generator
         if labels is None:
             labels = start.labels if start else method.labels(observation, generator)
         labels = labels.to(observation.device)
         self.problem = Problem(method, observation, generator, memory=memory)
-        self.replay = self.problem.replay
         canvas = method.canvas
         if start:
             images = observation.image.normalize(start.images)
@@ -79,7 +85,9 @@ class Descent:
         self.classes = None if labels.is_floating_point() else labels
         if self.classes is None:
             self.variables["labels"] = labels.clone()
-        self.learned = {name: value.clone() for name, value in self.replay.variables.items()}
+        self.learned = {name: value.clone() for name, value in self.problem.variables.items()}
+        for name in self.learned.keys() & (start.learned if start else {}).keys():
+            self.learned[name] = torch.as_tensor(start.learned[name]).to(self.learned[name])  # type: ignore[union-attr]
         low_high = torch.tensor([0.0, 1.0], dtype=observation.dtype, device=observation.device)
         corners = low_high.view(2, 1, 1, 1).expand(2, observation.image.shape[0], 1, 1)
         self.low, self.high = observation.image.normalize(corners)
@@ -114,11 +122,12 @@ class Descent:
         for group in self.optimizer.param_groups:
             group["lr"] = method.optimizer.learning_rate * factor
         self.previous = {name: value.clone() for name, value in self.variables.items()}
-        self.optimizer.step(partial(self._closure, record))
+        width = width_at(iteration, method.steps, method.smoothing, max(self.observation.image.shape[1:]))
+        self.optimizer.step(partial(self._closure, record, width))
         if self.path_optimizer:
             self.path_optimizer.step()
         with torch.no_grad():
-            self.replay.project(self.learned)
+            self.problem.project(self.learned)
             if method.noise and "images" in self.variables:
                 self._add_noise(method.noise * method.optimizer.learning_rate * factor)
             if method.box and "images" in self.variables:
@@ -143,45 +152,54 @@ class Descent:
             for name, value in values.items():
                 self.variables[name].copy_(value)
 
-    def _closure(self, record: bool) -> float:
+    def _closure(self, record: bool, blur: float = 0.0) -> float:
         """The loss at the current variables; leaves gradients on them."""
         method, problem = self.method, self.problem
         leaves = {name: value.detach().requires_grad_() for name, value in self.variables.items()}
         with torch.enable_grad():
             images = method.canvas.images(leaves, self.observation)
             labels = self.soft_labels(leaves.get("labels"))
-        update, penalty_on_moments, pullback = self.replay(
-            images.detach(), labels.detach(), self.learned, problem.moment_prior
-        )
-        update = problem.matched(update)
-        distance, cotangent = problem.distance(update)
-        pulled = pullback(problem.matched(cotangent))
-        outputs, cotangents = [images], [pulled.images]
-        if pulled.labels is not None:
-            outputs.append(labels)
-            cotangents.append(pulled.labels)
-        loss = distance + penalty_on_moments
-        with torch.enable_grad():
-            terms = [penalty(images, labels) for penalty in problem.penalties.values()]
-            if self.pull:
-                terms.append(self.pull(images))
-            terms = [term for term in terms if term.requires_grad]
-            if terms:
-                penalty = torch.stack(terms).sum()
-                loss = loss + penalty.detach()
-                outputs.append(penalty)
-                cotangents.append(torch.ones_like(penalty))
+        outputs: list[Tensor] = []
+        cotangents: list[Tensor] = []
+        losses, mismatches, share = [], [], 1 / len(problem.rounds)
+        for number, (one, learned) in enumerate(problem.each(self.learned)):
+            update, penalty_on_moments, pullback = one.replay(
+                images.detach(), labels.detach(), learned, one.moment_prior
+            )
+            update = one.matched(update)
+            distance, cotangent = one.distance(update)
+            if record:
+                mismatches.append(mismatch(update, one.replay.target))
+            del update  # as large as the model, and so is what the way back needs
+            pulled = pullback(one.matched(cotangent))
+            outputs.append(images)
+            cotangents.append(pulled.images * share)
+            if pulled.labels is not None:
+                outputs.append(labels)
+                cotangents.append(pulled.labels * share)
+            losses.append(distance + penalty_on_moments)
+            with torch.enable_grad():
+                terms = [penalty(images, labels) for penalty in one.penalties.values()]
+                if self.pull:
+                    terms.append(self.pull(images))
+                terms = [term for term in terms if term.requires_grad]
+                if terms:
+                    penalty = torch.stack(terms).sum()
+                    losses[-1] = losses[-1] + penalty.detach()
+                    outputs.append(penalty)
+                    cotangents.append(torch.full_like(penalty, share))
+            for name, gradient in problem.gathered(number, pulled.variables).items():
+                self.learned[name].grad = gradient
         moving = [name for name in leaves if not name.startswith("_")]
         gradients = torch.autograd.grad(
             outputs, [leaves[name] for name in moving], cotangents, allow_unused=True, materialize_grads=True
         )
         for name, gradient in zip(moving, gradients, strict=True):
-            self.variables[name].grad = gradient.sign() if method.signed else gradient
-        for name, gradient in pulled.variables.items():
-            self.learned[name].grad = gradient
-        self.loss = float(loss)
+            slope = blurred(gradient, blur) if name == "images" else gradient
+            self.variables[name].grad = slope.sign() if method.signed else slope
+        self.loss = float(torch.stack(losses).mean())
         if record:
-            self.mismatch = mismatch(update, self.replay.target)
+            self.mismatch = sum(mismatches) / len(mismatches)
             if math.isfinite(self.mismatch):
                 self.sound_mismatch = self.mismatch
         if method.optimizer.recovers and self.loss < self.best[0]:
@@ -197,7 +215,9 @@ class Descent:
             self._restore(self.previous)
             images, labels = self._data()
             value, update = self.problem.value(images, labels, self.learned)
-        weights = self.problem.layer_weights(update).tolist()
+        first, *_ = self.problem.rounds
+        weights = first.layer_weights(update).tolist()
+        notes = (*self.problem.notes, *self.problem.doubts(images, labels, self.learned))
         images, classes = self._collapsed(images, labels)
         carried = {name: value.clone() for name, value in self.variables.items() if name != "images"}
         return Reconstruction(
@@ -206,13 +226,13 @@ class Descent:
             mismatch=value.mismatch,
             terms=value.terms,
             objective=encode(self.method),
-            notes=self.problem.notes,
+            notes=notes,
             iterations=iteration,
             seconds=seconds,
             status=status,
             history=(*history, Moment(iteration, seconds, value.mismatch, value.loss)),
             learned={name: value.tolist() for name, value in self.learned.items() if value.numel() <= 64},
-            layer_weights={layer.name: weight for layer, weight in zip(self.problem.layers, weights, strict=True)},
+            layer_weights={layer.name: weight for layer, weight in zip(first.layers, weights, strict=True)},
             variables=carried,
         )
 

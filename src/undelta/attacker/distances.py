@@ -100,7 +100,7 @@ def mismatch(dummy: Update, target: Update) -> float:
     """The unweighted cosine distance: the attacker's own measure of success (f of AWA eq_obj_func_BO_f_Q)."""
     with torch.no_grad():
         one = next(iter(dummy.values())).new_ones(())
-        return float(cosine(dummy, target, dict.fromkeys(dummy, one)))
+        return float(cosine(dummy, target, dict.fromkeys(dummy, one)).clamp_min(0))  # rounding goes below
 
 
 def _floor(size: Tensor) -> Tensor:

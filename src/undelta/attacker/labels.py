@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from undelta.attacker.replays import observed_update
+from undelta.attacker.replays import decayed, observed_update, without
 from undelta.engine import Network
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
@@ -81,7 +81,7 @@ def geng(observation: Observation, generator: torch.Generator) -> Tensor:
 
 def dlfa(observation: Observation, generator: torch.Generator) -> Tensor:
     """The same counts averaged over all E·B steps, p̂ and Ō interpolated between θ and θ⁺ (Dimitrov et al. 2022)."""
-    steps = observation.epochs * observation.training.batches
+    steps = observation.epochs * observation.batches
     return _shuffled(_fill(_row_counts(observation, generator, steps=steps), observation.num_samples), generator)
 
 
@@ -95,18 +95,20 @@ def bias(observation: Observation, generator: torch.Generator) -> Tensor:
         raise MissingKnowledge("the last layer has no bias. Use labels = dlfa.")
     gradient = -last.bias / observation.path_length
     shares = torch.stack([_probe(last, place, generator).shares for place in _along_path()]).mean(0)
-    counts = observation.num_samples * (shares - gradient)
+    counts = _unsmoothed(observation.num_samples * (shares - gradient), observation)
     return _shuffled(_fill(counts, observation.num_samples), generator)
 
 
 def auto(observation: Observation, generator: torch.Generator) -> Tensor:
     """Granted labels where there are any; else what the last layer's bias, or else its weights, tell.
 
-    Where E or η is unknown only signs can be read, and every label is taken to occur once.
+    Where E, B or η is unknown, or steps do not grow with the gradients (Adam, clipping), only signs can be read, and
+    every label is taken to occur once.
     """
     if observation.labels is not None:
         return disclosed(observation, generator)
-    if observation.unknown:  # no scale, so no counts: signs must do
+    training = observation.training
+    if observation.unknown or training.adaptive or training.clip_norm is not None:  # no scale: signs must do
         return (idlg if observation.num_samples == 1 else yin)(observation, generator)
     return (dlfa if _last(observation).bias is None else bias)(observation, generator)
 
@@ -156,7 +158,8 @@ def _last(observation: Observation) -> _Last:
             if weight not in update:
                 break
             key = weight.removesuffix("weight") + "bias"
-            return _Last(observation, layer.name, update[weight], update.get(key), network, start, update)
+            told = without(update, decayed(observation, start, update))
+            return _Last(observation, layer.name, told[weight], told.get(key), network, start, update)
     raise MissingKnowledge(
         f"labels are inferred from the update of a last linear layer with {classes} outputs, which this observation "
         "lacks. Grant labels in the scenario."
@@ -199,7 +202,13 @@ def _row_counts(observation: Observation, generator: torch.Generator, steps: int
             "the last layer's inputs are not positive (no ReLU before it, as in a ViT), so its rows do not count "
             "labels. Use labels = bias, or grant labels in the scenario."
         )
-    return observation.num_samples * (shares - rows * (1 / inputs).mean())
+    return _unsmoothed(observation.num_samples * (shares - rows * (1 / inputs).mean()), observation)
+
+
+def _unsmoothed(counts: Tensor, observation: Observation) -> Tensor:
+    """The counts of labels from those of smoothed ones."""
+    smoothing = observation.training.label_smoothing
+    return (counts - smoothing * observation.num_samples / len(counts)) / (1 - smoothing)
 
 
 def _along_path() -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,17 +18,20 @@ import torch
 from torch import Tensor
 
 from undelta.attacker import canvas as canvases
-from undelta.attacker import distances, paths, priors, replays, weights
+from undelta.attacker import distances, paths, priors, replays, span, weights
 from undelta.attacker.canvas import Canvas, Pixels
 from undelta.attacker.distances import Distance, mismatch, with_cotangent
+from undelta.attacker.needs import check_room
 from undelta.attacker.priors import Off, OnMoments, Prior
 from undelta.attacker.pruned import sent_entries
-from undelta.attacker.replays import NOTHING, Replay, ReplayPart, prepare
+from undelta.attacker.replay import NOTHING, Replay, ReplayPart, prepare
 from undelta.attacker.weights import Uniform, WeightsPart
 from undelta.engine import MEMORY, Moments
 from undelta.errors import ConfigError
 from undelta.observation import Observation
 from undelta.updates import Update, layers_of, layers_within
+
+ODD, ODD_LEAST = 5.0, 0.05  # times another round's mismatch, and more than it by this: not the same images
 
 log = logging.getLogger("undelta")
 
@@ -57,24 +60,23 @@ class Value(NamedTuple):
         return sum(self.terms.values())
 
 
-class Problem:
-    """An objective prepared for an observation."""
+class Round:
+    """An objective prepared for one round of a client."""
 
     def __init__(
         self, parts: Objective, observation: Observation, generator: torch.Generator, *, memory: int = MEMORY
     ) -> None:
-        self.parts, self.observation = parts, observation
+        self.parts = parts
         self.replay: Replay = prepare(parts.replay, observation, generator, memory)
         prepared = [(_name(prior), prior(observation, self.replay)) for prior in parts.priors]
         self.notes = tuple(penalty.note for _, penalty in prepared if isinstance(penalty, Off))
-        for note in self.notes:
-            _log_once(note)
         self.penalties = {
             name: penalty for name, penalty in prepared if penalty and not isinstance(penalty, OnMoments | Off)
         }
         self._on_moments = {name: prior.penalty for name, prior in prepared if isinstance(prior, OnMoments)}
         self.layers = layers_within(layers_of(self.replay.network.model), self.replay.target)
-        self._sent = sent_entries(self.replay.target) if parts.masked else None
+        masked = parts.masked and not observation.training.adaptive  # Adam's steps are alike in size, as if cut
+        self._sent = sent_entries(self.replay.target) if masked else None
 
     @property
     def moment_prior(self) -> Callable[[Mapping[str, Moments]], Tensor] | None:
@@ -100,8 +102,65 @@ class Problem:
         }
         return with_cotangent(self.parts.distance, update, self.replay.target, by_parameter)
 
+    def value(self, images: Tensor, labels: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> tuple[Value, Update]:
+        """The objective at these dummy data, and the dummy update behind it."""
+        update, on_moments, _ = self.replay(images, labels, learned, self.moment_prior)
+        update = self.matched(update)
+        terms = {"distance": float(self.distance(update)[0])}
+        terms |= {name: float(penalty(images, labels)) for name, penalty in self.penalties.items()}
+        if self._on_moments:
+            terms[" and ".join(self._on_moments)] = float(on_moments)
+        return Value(mismatch(update, self.replay.target), terms), update
+
+
+class Problem:
+    """An objective prepared for an observation; of several rounds of one client, the mean over them.
+
+    One set of images is to explain all of the rounds' updates. Each counts by its own distance; the cosine is bounded,
+    so a round that was spoiled cannot outweigh the others.
+    """
+
+    def __init__(
+        self, parts: Objective, observation: Observation, generator: torch.Generator, *, memory: int = MEMORY
+    ) -> None:
+        check_room(parts, observation, memory)
+        self.parts, self.observation = parts, observation
+        self.rounds = tuple(Round(parts, one, generator, memory=memory) for one in observation.rounds)
+        self.notes = tuple(dict.fromkeys(note for one in self.rounds for note in one.notes))
+        for note in self.notes:
+            _log_once(note)
+
+    @property
+    def variables(self) -> dict[str, Tensor]:
+        """What the rounds' replays learn, at its start."""
+        return {
+            name + _of_round(number): value
+            for number, one in enumerate(self.rounds)
+            for name, value in one.replay.variables.items()
+        }
+
+    def each(self, learned: Mapping[str, Tensor]) -> Iterator[tuple[Round, dict[str, Tensor]]]:
+        """Every round with its own part of what was learned."""
+        for number, one in enumerate(self.rounds):
+            yield one, {name: learned[name + _of_round(number)] for name in one.replay.variables if learned}
+
+    def project(self, learned: Mapping[str, Tensor]) -> None:
+        """Move learned variables back, in place, to where they make sense."""
+        for one, own in self.each(learned):
+            one.replay.project(own)
+
+    def gathered(self, number: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of one round's variables under the names that they have here."""
+        return {name + _of_round(number): value for name, value in gradients.items()}
+
     def at(self, pictures: Tensor, labels: Tensor, learned: Mapping[str, Any] | None = None) -> Value:
-        """The objective at N pictures in [0, 1] and their classes, on the objective's own canvas.
+        """The objective at N pictures in [0, 1] and their classes."""
+        return self.pictured(pictures, labels, learned)[0]
+
+    def pictured(
+        self, pictures: Tensor, labels: Tensor, learned: Mapping[str, Any] | None = None
+    ) -> tuple[Value, Update]:
+        """The same with the dummy update behind it, on the objective's own canvas.
 
         Args:
             pictures: One for each private image.
@@ -113,19 +172,37 @@ class Problem:
         images = canvas.images(canvas.carry(images, {}, observation), observation)
         known = {
             name: torch.as_tensor((learned or {}).get(name, value.tolist())).to(value).view_as(value)
-            for name, value in self.replay.variables.items()
+            for name, value in self.variables.items()
         }
-        return self.value(images, canvas.labels(labels.to(observation.device), observation), known)[0]
+        return self.value(images, canvas.labels(labels.to(observation.device), observation), known)
 
     def value(self, images: Tensor, labels: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> tuple[Value, Update]:
-        """The objective at these dummy data, and the dummy update behind it."""
-        update, on_moments, _ = self.replay(images, labels, learned, self.moment_prior)
-        update = self.matched(update)
-        terms = {"distance": float(self.distance(update)[0])}
-        terms |= {name: float(penalty(images, labels)) for name, penalty in self.penalties.items()}
-        if self._on_moments:
-            terms[" and ".join(self._on_moments)] = float(on_moments)
-        return Value(mismatch(update, self.replay.target), terms), update
+        """The objective at these dummy data, and the first round's dummy update behind it."""
+        values = [one.value(images, labels, own) for one, own in self.each(learned)]
+        return _mean([value for value, _ in values]), values[0][1]
+
+    def doubts(self, images: Tensor, labels: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> tuple[str, ...]:
+        """Rounds whose update these images do not explain, though they explain the others'."""
+        if len(self.rounds) == 1:
+            return ()
+        found = [one.value(images, labels, own)[0].mismatch for one, own in self.each(learned)]
+        least = min(found)
+        return tuple(
+            f"round {number} is explained far worse than another ({value:.2g}, {least:.2g}): the client's data "
+            "may have changed between them; attack it alone"
+            for number, value in enumerate(found, start=1)
+            if value > ODD * least and value > least + ODD_LEAST
+        )
+
+
+def _mean(values: Sequence[Value]) -> Value:
+    names = dict.fromkeys(name for value in values for name in value.terms)
+    terms = {name: sum(value.terms.get(name, 0.0) for value in values) / len(values) for name in names}
+    return Value(sum(value.mismatch for value in values) / len(values), terms)
+
+
+def _of_round(number: int) -> str:
+    return f" of round {number + 1}" if number else ""
 
 
 @lru_cache(maxsize=256)
@@ -140,7 +217,7 @@ def _name(prior: Prior) -> str:
 
 
 def _known() -> dict[str, Any]:
-    modules = (replays, paths, distances, weights, priors, canvases)
+    modules = (replays, paths, distances, weights, priors, span, canvases)
     public = [(name, part) for module in modules for name, part in vars(module).items() if name[0] != "_"]
     return {name: part for name, part in public if is_dataclass(part) or inspect.isfunction(part)}
 

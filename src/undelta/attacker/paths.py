@@ -13,17 +13,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from undelta.attacker.replays import (
-    NOTHING,
-    Gradients,
-    Replayed,
-    check_position,
-    extended,
-    length_or_one,
-    observed_update,
-)
+from undelta.attacker.replay import NOTHING, Gradients, Held, Replayed, extended
+from undelta.attacker.replays import check_position, decayed, length_or_one, observed_update, without
 from undelta.engine import MomentPrior, Network, Room, Step, rollout
-from undelta.errors import ConfigError
+from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
 from undelta.updates import Update, along, inner
 
@@ -38,6 +31,8 @@ class PathReplay:
     network: Network
     start: Update
     target: Update
+    way: Update
+    """From θ to θ⁺, along which the nodes lie: the target with what weight decay did."""
     length: float
     shape: Shape = field(repr=False)
     variables: Mapping[str, Tensor]
@@ -58,7 +53,7 @@ class PathReplay:
         """The quadrature of the path's gradients."""
         leaves = {name: value.detach().requires_grad_() for name, value in (variables or self.variables).items()}
         with torch.enable_grad():
-            nodes, shares = self.shape(self.start, self.target, leaves)
+            nodes, shares = self.shape(self.start, self.way, leaves)
         rates = shares.detach() * self.length
         step = [Step(images, labels, 1.0)]
         parts = [
@@ -118,6 +113,9 @@ class StraightPath:
         if self.nodes is not None:
             _check_nodes(self.nodes)
 
+    def held(self, observation: Observation) -> Held:
+        return _held(observation, observation.epochs if self.nodes is None else self.nodes)
+
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
         count = observation.epochs if self.nodes is None else self.nodes
         shift = 0.5 if self.middle else 0.0
@@ -157,6 +155,9 @@ class UnevenSteps:
     def __post_init__(self) -> None:
         _check_nodes(self.nodes)
 
+    def held(self, observation: Observation) -> Held:
+        return _held(observation, self.nodes)
+
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
 
         def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
@@ -178,6 +179,9 @@ class QuadraticPath:
 
     def __post_init__(self) -> None:
         _check_nodes(self.nodes)
+
+    def held(self, observation: Observation) -> Held:
+        return _held(observation, self.nodes)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
 
@@ -201,15 +205,26 @@ def _path(
     bounds: Mapping[str, tuple[float, float]],
 ) -> PathReplay:
     network, start, update = observed_update(observation)
+    if observation.training.adaptive:
+        raise MissingKnowledge(
+            f"this attack matches a mean gradient along a learned path, which {observation.training.optimizer} does "
+            "not send. Use strongest, awa or ig, which divide gradients as the client did."
+        )
     return PathReplay(
         network=network,
         start=start,
-        target=update,
+        target=without(update, decayed(observation, start, update)),
+        way=update,
         length=length_or_one(observation),
         shape=shape,
         variables={name: value.to(observation.device) for name, value in variables.items()},
         bounds=bounds,
     )
+
+
+def _held(observation: Observation, nodes: int) -> Held:
+    """Every node's parameters, their gradient, and the gradient at its share."""
+    return Held(observation.num_samples, nodes, 3 * nodes)
 
 
 def _check_nodes(nodes: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from undelta.attacker.replays import Replay
+from undelta.attacker.replay import Replay
 from undelta.engine import MomentPrior, Moments
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
@@ -184,8 +184,10 @@ def batch_norm_targets(observation: Observation, source: Source) -> dict[str, tu
     Source "client": train-mode buffers after T = E·B steps with momentum m are r_T = (1−m)^T r_0 + (weighted batch
     statistics), so (r_T − (1−m)^T r_0) / (1 − (1−m)^T) is the weighted mean of the batch statistics, exactly.
     """
-    targets = {}
-    for name, module in observation.model().named_modules():
+    targets: dict[str, tuple[Tensor, Tensor]] = {}
+    if not any(key.endswith("running_mean") for key in observation.initial):
+        return targets
+    for name, module in observation.model(to_read=True).named_modules():
         if not isinstance(module, _BatchNorm) or module.running_mean is None:
             continue
         keys = [f"{name}.{buffer}" if name else buffer for buffer in ("running_mean", "running_var")]
@@ -198,7 +200,7 @@ def batch_norm_targets(observation: Observation, source: Source) -> dict[str, tu
             continue
         if not revealed:
             raise MissingKnowledge(
-                f"the client's buffers of {name!r} were withheld or did not change (norm_mode 'eval'), or E is "
+                f"the client's buffers of {name!r} were withheld or did not change (norm_mode 'eval'), or E or B is "
                 "unknown, so they reveal no batch statistics. Use the server's: bn_source = server."
             )
         kept = _kept(observation, module, f"{name}.num_batches_tracked" if name else "num_batches_tracked")
@@ -209,7 +211,7 @@ def batch_norm_targets(observation: Observation, source: Source) -> dict[str, tu
 
 def _kept(observation: Observation, module: _BatchNorm, counter: str) -> float:
     """The share of the old running statistics that is left after the client's steps."""
-    steps = observation.epochs * observation.training.batches
+    steps = observation.epochs * observation.batches
     if module.momentum is not None:
         return float((1 - module.momentum) ** steps)
     # Momentum None means a cumulative average over all batches that the layer ever saw.

@@ -23,8 +23,7 @@ def sent_entries(target: Update) -> Update | None:
 
     Looked for in all tensors together, then in each by itself.
     """
-    everything = torch.cat([value.reshape(-1) for value in target.values()])
-    if was_pruned(everything):
+    if was_pruned(*target.values()):
         return {name: _ones(value) for name, value in target.items()}
     pruned = {name for name, value in target.items() if was_pruned(value)}
     if not pruned:
@@ -32,18 +31,19 @@ def sent_entries(target: Update) -> Update | None:
     return {name: _ones(value) if name in pruned else torch.ones_like(value) for name, value in target.items()}
 
 
-def was_pruned(values: Tensor) -> bool:
-    """Whether there are zeros, and a good share of the others is about as small as the smallest of them.
+def was_pruned(*values: Tensor) -> bool:
+    """Whether these have zeros, and a good share of their other entries is about as small as the smallest of them.
 
     Where nothing was cut, sizes go down to nearly zero: hardly any entry lies within twice the smallest one. Where the
     small ones were cut, many lie just above the cut. So few entries that chance could do the same count as whole.
     """
-    sizes = values.abs()
-    sent = sizes[sizes > 0]
-    if len(sent) in (0, sizes.numel()):
+    sent = sum(int(value.count_nonzero()) for value in values)
+    if sent in (0, sum(value.numel() for value in values)):
         return False
-    smallest = int((sent <= FACTOR * sent.min()).sum())
-    return smallest > COUNT and smallest > SHARE * len(sent)
+    sizes = (value.abs() for value in values)  # one after the other: together they are as large as the model
+    cut = FACTOR * min(float(size[size > 0].min()) for size in sizes if size.any())
+    smallest = sum(int(((value != 0) & (value.abs() <= cut)).sum()) for value in values)
+    return smallest > COUNT and smallest > SHARE * sent
 
 
 def _ones(value: Tensor) -> Tensor:

@@ -1,141 +1,71 @@
 """Replays: how an attacker turns dummy images into a dummy update, and pulls a cotangent back.
 
-Every replay is SGD from some point over some plan of mini-batches, matched with some part of the observed
-update u = θ⁺ − θ. The factories below differ in these three choices only.
+Every replay is training from some point over some plan of mini-batches, matched with some part of the observed
+update u = θ⁺ − θ. The factories below differ in these three choices only. Rollouts repeat the client's own optimizer.
+Single steps match a mean gradient, in which momentum weighs each step's by what became of it; what weight decay did
+alone is known, and taken out of u. Adam divides every entry by the size of its gradients, and so must they.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from undelta.engine import MEMORY, MomentPrior, Network, Step, rollout
+from undelta.attacker.remember import network_of
+from undelta.attacker.replay import Chain, FreeLength, Held
+from undelta.attacker.replay import Replay as Replay  # for annotations of parts of your own
+from undelta.engine import Network
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
-from undelta.updates import Update, along, difference, parameters_of, scaled
-
-
-class Gradients(NamedTuple):
-    """Cotangents of the dummy data, and of a replay's own variables where it has some."""
-
-    images: Tensor  # (N, C, H, W)
-    labels: Tensor | None  # (N, classes) where the labels are soft
-    variables: dict[str, Tensor]
-
-
-Pullback: TypeAlias = Callable[[Update], Gradients]
-NOTHING: Mapping[str, Tensor] = MappingProxyType({})
-
-
-class Replayed(NamedTuple):
-    """A dummy update, a prior's penalty on what BatchNorms saw on the way, and the way back from both."""
-
-    update: Update
-    penalty: Tensor
-    pullback: Pullback
-
-
-class Replay(Protocol):
-    """A dummy update of dummy data, and the way back from it."""
-
-    @property
-    def network(self) -> Network:
-        """The model as a function of its parameters."""
-
-    @property
-    def start(self) -> Update:
-        """The parameters where the replay begins."""
-
-    @property
-    def target(self) -> Update:
-        """What the dummy update is to equal; holds the observed entries only."""
-
-    @property
-    def variables(self) -> Mapping[str, Tensor]:
-        """What the replay itself learns, at its start; empty for most."""
-
-    def project(self, variables: Mapping[str, Tensor]) -> None:
-        """Move learned variables back, in place, to where they make sense."""
-
-    def __call__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        variables: Mapping[str, Tensor] = NOTHING,
-        prior: MomentPrior | None = None,
-    ) -> Replayed:
-        """The dummy update of these dummy data, and its pullback."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chain:
-    """A replay that is SGD over a fixed plan of mini-batches from a fixed start."""
-
-    network: Network
-    start: Update
-    plan: tuple[tuple[Tensor, float], ...]  # (indices of a mini-batch, its learning rate), in order
-    target: Update
-    variables: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def project(self, variables: Mapping[str, Tensor]) -> None:
-        """Nothing is learned."""
-
-    def __call__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        variables: Mapping[str, Tensor] = NOTHING,
-        prior: MomentPrior | None = None,
-    ) -> Replayed:
-        """The sum of the plan's steps."""
-        steps = [Step(images[indices], labels[indices], rate) for indices, rate in self.plan]
-        update, penalty, pull = rollout(self.network, self.start, steps, prior=prior)
-
-        def pullback(cotangent: Update) -> Gradients:
-            pulled = pull(extended(cotangent, self.start))
-            image_gradient = torch.zeros_like(images)
-            label_gradient = torch.zeros_like(labels) if labels.is_floating_point() else None
-            for (indices, _), image_part, label_part in zip(self.plan, pulled.images, pulled.labels, strict=True):
-                image_gradient.index_add_(0, indices, image_part)
-                if label_gradient is not None and label_part is not None:
-                    label_gradient.index_add_(0, indices, label_part)
-            return Gradients(image_gradient, label_gradient, {})
-
-        return Replayed({name: update[name] for name in self.target}, penalty, pullback)
-
-
-class ReplayPart(Protocol):
-    """Any callable that prepares a replay of an observation; the generator is the attacker's own."""
-
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Replay:
-        """The replay."""
-
-
-def prepare(part: ReplayPart, observation: Observation, generator: torch.Generator, memory: int = MEMORY) -> Replay:
-    """The replay, which keeps no more than so many bytes in order to save time."""
-    replay = part(observation, generator)
-    replay.network.memory = memory
-    return replay
+from undelta.stepping import Stepping
+from undelta.updates import Update, along, difference, scaled
 
 
 def observed_update(observation: Observation) -> tuple[Network, Update, Update]:
     """The network, θ, and the observed entries of u."""
-    model = observation.model()
-    start = {name: value.clone() for name, value in parameters_of(model).items()}
+    network = network_of(observation)
+    start = network.start
     seen = [name for name in start if name in observation.received]
     if not seen:
         raise MissingKnowledge("the observation holds no parameter that was received, only buffers")
-    return Network(model, observation.training), start, difference(observation.received, start, seen)
+    return network, start, difference(observation.received, start, seen)
 
 
-def extended(cotangent: Update, start: Update) -> Update:
-    """A cotangent of the observed entries as one of all entries: the others are not matched."""
-    return {name: cotangent[name] if name in cotangent else torch.zeros_like(value) for name, value in start.items()}
+def decayed(observation: Observation, start: Update, update: Update) -> Update:
+    """The part of the observed update that weight decay made alone; empty without it, or where E, B or η is unknown.
+
+    An entry that did not change at all was not sent.
+    """
+    if observation.unknown or not observation.training.weight_decay:
+        return {}
+    decay = observation.response.decay
+    return {name: torch.where(value != 0, decay * start[name], 0.0) for name, value in update.items()} if decay else {}
+
+
+def without(update: Update, known: Update) -> Update:
+    """The update less what is known of it."""
+    return {name: value - known[name] if name in known else value for name, value in update.items()}
+
+
+def spanned_update(observation: Observation) -> Update:
+    """The observed update as a sum of gradients, whose weight matrices are sums of outer products with inputs."""
+    if observation.training.adaptive:
+        raise MissingKnowledge(
+            f"{observation.training.optimizer} divides each entry of a gradient by its own size, so that the update "
+            "does not span the layers' inputs. Use a matching attack, such as strongest."
+        )
+    _, start, update = observed_update(observation)
+    return without(update, decayed(observation, start, update))
+
+
+# Adam's steps are nearly signs, which say nothing of how a gradient changes; a smoother divisor does.
+SOFTNESS = 0.1  # of rollouts, which add up many
+LOCAL_SOFTNESS = 1.0  # of a single step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,17 +79,18 @@ class FullRollout:
 
     per_epoch: bool = False
 
+    def held(self, observation: Observation) -> Held:
+        epochs = observation.epochs
+        return Held.by(observation.num_samples * epochs, epochs * observation.batches)
+
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
-        network, start, update = observed_update(observation)
-        count, rate = observation.num_samples, observation.learning_rate
-        sizes = list(observation.training.sizes(count))
-        plan: list[tuple[Tensor, float]] = []
-        for epoch in range(observation.epochs):
-            order = torch.arange(count) + (epoch * count if self.per_epoch else 0)
-            if epoch > 0 and not self.per_epoch:
-                order = torch.randperm(count, generator=generator)
-            plan.extend((batch, rate) for batch in order.to(observation.device).split(sizes))
-        return Chain(network=network, start=start, plan=tuple(plan), target=update)
+        count = observation.num_samples
+        batches = _shuffled_epochs(observation, observation.epochs, generator)
+        if self.per_epoch:
+            first = batches[: observation.training.batches]
+            batches = [batch + epoch * count for epoch in range(observation.epochs) for batch in first]
+        rates = observation.rates
+        return _rolled_out(observation, tuple(zip(batches, rates, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,16 +107,19 @@ class InterpolatedEpoch:
         if self.position != "middle":
             check_position(self.position)
 
+    def held(self, observation: Observation) -> Held:
+        return Held.by(observation.num_samples, observation.batches)
+
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
-        network, start, update = observed_update(observation)
-        sizes = list(observation.training.sizes(observation.num_samples))
-        batches = torch.arange(observation.num_samples, device=observation.device).split(sizes)
         middle = (1 - 1 / observation.epochs) / 2
-        return Chain(
-            network=network,
-            start=along(start, update, middle if self.position == "middle" else self.position),
-            plan=tuple((batch, observation.learning_rate) for batch in batches),
-            target=scaled(update, 1 / observation.epochs),
+        steps = observation.epochs * observation.batches
+        constant = observation.training.plain and observation.training.schedule == "constant"
+        return _local(
+            observation,
+            position=middle if self.position == "middle" else self.position,
+            batches=_cut(observation),
+            rate=observation.learning_rate if constant else observation.reach / steps,
+            share=1 / observation.epochs,
         )
 
 
@@ -193,7 +127,7 @@ class InterpolatedEpoch:
 class OneStep:
     """One full-batch step from θ + position·u as long as all E·B steps together, matched with u.
 
-    Its direction needs neither E nor η; where one of them is unknown, so is the update's length, and only the cosine
+    Its direction needs neither E, B nor η; where one of them is unknown, so is the update's length, and only the cosine
     distance makes sense. With ``per_epoch`` the batch has E dummy images for every private one (AGIC).
     """
 
@@ -208,14 +142,19 @@ class OneStep:
         check_position(self.position)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
-        network, start, update = observed_update(observation)
-        count = observation.num_samples * (observation.epochs if self.per_epoch else 1)
-        rate = 1.0 if self.in_gradients else length_or_one(observation)
-        return Chain(
-            network=network,
-            start=along(start, update, self.position * self.stretch),
-            plan=((torch.arange(count, device=observation.device), rate),),
-            target=scaled(update, 1 / observation.path_length) if self.in_gradients else update,
+        copies = observation.epochs if self.per_epoch else 1
+        everything = torch.arange(observation.num_samples * copies, device=observation.device)
+        batches: tuple[Tensor, ...] = (everything,)
+        if observation.training.adaptive:  # gradients are small or large by comparison among mini-batches
+            count = observation.num_samples
+            batches = tuple(batch + copy * count for copy in range(copies) for batch in _cut(observation))
+        return _local(
+            observation,
+            position=self.position,
+            batches=batches,
+            rate=(1.0 if self.in_gradients else length_or_one(observation)) / len(batches),
+            share=1 / observation.path_length if self.in_gradients else 1.0,
+            stretch=self.stretch,
         )
 
 
@@ -224,7 +163,9 @@ class CoarseRollout:
     """The whole path from θ in a few full-batch macro-steps of length η·E·B/steps, matched with u.
 
     As the dummy images approach the truth, the simulated path approaches the client's; what remains is mini-batch
-    noise, of second order in η. Too few steps for a long path show in the attacker's own mismatch.
+    noise, of second order in η. Too few steps for a long path show in the attacker's own mismatch. An optimizer with
+    a memory takes all of the client's steps, several along each gradient. Where it depends on how gradients differ
+    among mini-batches (Adam, clipping), a macro-step is one epoch of them.
     """
 
     steps: int
@@ -233,16 +174,116 @@ class CoarseRollout:
         if self.steps < 1:
             raise ConfigError(f"expected steps >= 1, got steps={self.steps}")
 
+    def held(self, observation: Observation) -> Held:
+        training = observation.training
+        if training.adaptive or training.clip_norm is not None:
+            epochs = min(self.steps, observation.epochs)
+            return Held.by(observation.num_samples * epochs, epochs * training.batches)
+        return Held.by(observation.num_samples * self.steps, self.steps)
+
     def __call__(self, observation: Observation, generator: torch.Generator) -> Chain:
+        training = observation.training
+        everything = torch.arange(observation.num_samples, device=observation.device)
+        if training.plain and training.schedule == "constant":
+            return _rolled_out(observation, ((everything, observation.path_length / self.steps),) * self.steps)
+        if training.adaptive or training.clip_norm is not None:
+            batches = _shuffled_epochs(observation, min(self.steps, observation.epochs), generator)
+        else:
+            batches = [everything] * min(self.steps, observation.epochs * training.batches)
+        rates = observation.rates
+        marks = [len(rates) * index // len(batches) for index in range(len(batches) + 1)]
+        held = tuple(rates[low:high] for low, high in pairwise(marks))
+        plan = tuple((batch, sum(part)) for batch, part in zip(batches, held, strict=True))
+        return _rolled_out(observation, plan, held)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedLength:
+    """A coarse rollout of plain SGD whose length η·E·B is learned beside the images, for whoever does not know it."""
+
+    steps: int
+    length: float
+    """Where it starts."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 < self.length < math.inf:
+            raise ConfigError(f"expected steps >= 1 and a length > 0, got steps={self.steps}, length={self.length}")
+
+    def held(self, observation: Observation) -> Held:
+        return Held.by(observation.num_samples * self.steps, self.steps)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> FreeLength:
         network, start, update = observed_update(observation)
         everything = torch.arange(observation.num_samples, device=observation.device)
-        rate = observation.path_length / self.steps
-        return Chain(network=network, start=start, plan=((everything, rate),) * self.steps, target=update)
+        chain = Chain(network=network, start=start, plan=((everything, 1 / self.steps),) * self.steps, target=update)
+        log_length = torch.tensor(math.log(self.length), dtype=observation.dtype, device=observation.device)
+        return FreeLength(chain=chain, variables={"log_length": log_length})
+
+
+def _rolled_out(
+    observation: Observation, plan: tuple[tuple[Tensor, float], ...], held: tuple[tuple[float, ...], ...] = ()
+) -> Chain:
+    """The client's own optimizer from θ over a plan, matched with u."""
+    network, start, update = observed_update(observation)
+    known = decayed(observation, start, update)
+    stepping = Stepping.of(observation.training)
+    if stepping and stepping.optimizer != "sgd":
+        stepping = replace(stepping, softness=SOFTNESS)
+    target = without(update, known)
+    return Chain(network=network, start=start, plan=plan, target=target, stepping=stepping, held=held, known=known)
+
+
+def _local(
+    observation: Observation,
+    *,
+    position: float,
+    batches: tuple[Tensor, ...],
+    rate: float,
+    share: float,
+    stretch: float = 1.0,
+) -> Chain:
+    """The mean gradient near one point of the path, matched with a share of u."""
+    network, start, update = observed_update(observation)
+    training = observation.training
+    reached = position if training.plain or observation.unknown else observation.response.reached(position)
+    rates = [rate] * len(batches)
+    stepping = None
+    if training.adaptive:  # averages over all mini-batches, and one step along them
+        rates = [*[0.0] * (len(batches) - 1), rate * len(batches)]
+        stepping = Stepping(optimizer="adam", betas=None, adam_epsilon=training.adam_epsilon, softness=LOCAL_SOFTNESS)
+    elif training.clip_norm is not None:
+        stepping = Stepping(clip_norm=training.clip_norm)
+    return Chain(
+        network=network,
+        start=along(start, update, reached * stretch),
+        plan=tuple(zip(batches, rates, strict=True)),
+        target=scaled(without(update, decayed(observation, start, update)), share),
+        stepping=stepping,
+    )
+
+
+def _cut(observation: Observation) -> tuple[Tensor, ...]:
+    """All dummy images in B mini-batches: in the mean of many epochs a loader drops none."""
+    training = observation.training
+    if training.drop_last:
+        training = replace(training, batch_size=None, drop_last=False)
+    everything = torch.arange(observation.num_samples, device=observation.device)
+    return tuple(everything.split(list(training.sizes(observation.num_samples))))
+
+
+def _shuffled_epochs(observation: Observation, epochs: int, generator: torch.Generator) -> list[Tensor]:
+    """The mini-batches of some epochs, one after the other; the first in order, the others shuffled at random."""
+    sizes, count = list(observation.training.sizes(observation.num_samples)), observation.num_samples
+    batches: list[Tensor] = []
+    for epoch in range(epochs):
+        order = torch.randperm(count, generator=generator) if epoch else torch.arange(count)
+        batches.extend(order[: sum(sizes)].to(observation.device).split(sizes))
+    return batches
 
 
 def length_or_one(observation: Observation) -> float:
     """η·E·B where it is known; 1 where only the update's direction can be matched."""
-    return 1.0 if observation.unknown else observation.path_length
+    return 1.0 if observation.unknown else observation.reach
 
 
 def check_position(position: float) -> None:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from undelta.attacker.distances import mismatch
+from undelta.attacker.objective import Problem, decode
 from undelta.attacker.pruned import sent_entries
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.attacker.replays import CoarseRollout, ReplayPart, prepare
+from undelta.attacker.replay import ReplayPart, least_squares, prepare
+from undelta.attacker.replays import CoarseRollout, OneStep, length_or_one
 from undelta.engine import MEMORY
+from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
 from undelta.seeding import stream
+from undelta.training import LocalTraining
 from undelta.updates import Update, inner
 
 MACRO_STEPS = (5, 10, 20)
 RESOLVED = 0.3  # of the mismatch so far: what a finer replay may change the simulated update by
+LEAST_LENGTH = 1e-9  # of a path that is looked for
 AGREE = 0.1  # lengths of one path in few and in twice as many macro-steps, if they resolve it
 
 
@@ -49,6 +56,27 @@ def _finer_than(replay: ReplayPart, most: int) -> Iterator[CoarseRollout]:
             yield CoarseRollout(steps=count)
 
 
+def supposed(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> Observation:
+    """The observation with the length η·E·B that its update and these dummy images make likely, in full-batch SGD.
+
+    It is the length that a rollout has learned, or else that of their mean gradient at the midpoint.
+    """
+    if "log_length" in guess.learned:
+        length = math.exp(guess.learned["log_length"])
+    else:
+        replay = prepare(OneStep(position=0.5), observation, stream("attacker", "supposed"), memory)
+        simulated = replay(observation.image.normalize(guess.images), guess.labels).update
+        length = max(least_squares(simulated, replay.target) * length_or_one(observation), LEAST_LENGTH)
+    training = observation.training
+    plain = LocalTraining(
+        epochs=MACRO_STEPS[-1],
+        batches=1,
+        learning_rate=length / MACRO_STEPS[-1],
+        **{key: getattr(training, key) for key in ("loss", "norm_mode", "label_smoothing", "trained")},
+    )
+    return replace(observation, training=plain, unknown=(), further=())
+
+
 def path_stretch(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> float:
     """How much longer the path of these dummy images is than the update that was sent, on the entries that were.
 
@@ -67,3 +95,38 @@ def path_stretch(observation: Observation, guess: Reconstruction, memory: int = 
     most = observation.training.epochs * observation.training.batches
     coarse, fine = (length(min(count, most)) for count in MACRO_STEPS[:2])
     return fine if math.isfinite(fine) and abs(coarse - fine) <= AGREE * fine else 1.0
+
+
+class Fit(NamedTuple):
+    """What dummy images say of the replay that found them, and of the training that was declared; None: nothing."""
+
+    resolution: float | None
+    """The mismatch between that replay and a finer one, on these images: no smaller mismatch means anything."""
+    stretch: float | None
+    """How much longer these images' path is than the update."""
+
+
+UNKNOWN = Fit(None, None)
+
+
+def fit_of(reconstruction: Reconstruction, observation: Observation, memory: int = MEMORY) -> Fit:
+    """Roll out the path of the images that an attack found, and compare; nothing where that does not resolve it."""
+    if reconstruction.objective is None or observation.unknown or reconstruction.status != "completed":
+        return UNKNOWN
+    most = observation.training.epochs * observation.training.batches
+    images, labels = observation.image.normalize(reconstruction.images), reconstruction.labels
+    try:
+        problem = Problem(decode(reconstruction.objective), observation, stream("attacker", "fit"), memory=memory)
+        _, own = problem.pictured(reconstruction.images, labels, reconstruction.learned)
+        parts = [CoarseRollout(steps=min(count, most)) for count in MACRO_STEPS[1:]]
+        replays = [prepare(part, observation, stream("attacker", "fit"), memory) for part in parts]
+        first, *_ = problem.rounds
+        coarse, fine = (first.matched(replay(images, labels).update) for replay in replays)
+    except (ConfigError, MissingKnowledge):
+        return UNKNOWN
+    target = first.replay.target
+    short, long, seen = (float(inner(one, one).sqrt()) for one in (coarse, fine, target))
+    # Steps that are too large overshoot, and say nothing of lengths or directions.
+    if not seen or not abs(short - long) <= AGREE * long or not mismatch(coarse, fine) <= AGREE:
+        return UNKNOWN
+    return Fit(resolution=mismatch(own, fine), stretch=long / seen)

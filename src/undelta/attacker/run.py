@@ -12,6 +12,7 @@ from undelta.attacker.attack import Run
 from undelta.attacker.descent import Descent
 from undelta.attacker.reconstruction import Iterate, Moment, Reconstruction, Status
 from undelta.engine import ranks
+from undelta.errors import ConfigError
 from undelta.observation import Observation
 
 RECORD_EVERY = 10  # iterations between two points of the history
@@ -27,10 +28,15 @@ def optimize(
     shown = _shown(steps, descents[0].observation)
     history, iterates, iteration, began = list[Moment](), list[Iterate](), 0, time.perf_counter()
     if saved := run.state():
-        for descent, values in zip(descents, saved["descents"], strict=True):
-            descent.load(values)
-        history, iterates, iteration = saved["history"], saved["iterates"], saved["iteration"]
-        began -= saved["elapsed"]
+        try:
+            for descent, values in zip(descents, saved["descents"], strict=True):
+                descent.load(values)
+            history, iterates, iteration = list(saved["history"]), list(saved["iterates"]), int(saved["iteration"])
+            began -= saved["elapsed"]
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as problem:
+            raise ConfigError(
+                f"the checkpoint does not fit this attack ({problem}); delete it to start over"
+            ) from problem
     status: Status = "completed"
 
     def elapsed() -> float:

@@ -1,14 +1,15 @@
-"""The span test: does an update contain given images? It needs neither labels nor learning rate nor epochs.
+"""The span of a layer's inputs, read off its update: a test whether an update contains given images, and a prior.
 
 The update of a layer's weight matrix is a sum of outer products, ΔW = Σ δ ⊗ a, over all inputs a that the layer saw, so
 they span its row space. Where they are fewer than the matrix is wide and high, most directions are free, and the inputs
 that a client's own image causes lie in the span, while those of any other image stick out. So a server that *guesses*
-an image can confirm the guess with one forward pass (docs/threat-model.md).
+an image can confirm the guess with one forward pass (docs/threat-model.md), and an attack can move its dummy images
+into the span. All of this needs neither labels nor learning rate nor epochs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -17,8 +18,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from undelta.attacker.priors import batch_norm_targets
-from undelta.attacker.replays import observed_update
+from undelta.attacker.priors import Penalty, batch_norm_targets
+from undelta.attacker.remember import remembered
+from undelta.attacker.replay import Replay
+from undelta.attacker.replays import observed_update, spanned_update
 from undelta.errors import MissingKnowledge
 from undelta.observation import Observation
 from undelta.updates import along
@@ -26,14 +29,17 @@ from undelta.updates import along
 FILL = 0.5  # of a matrix's smaller side; more inputs than that span too much of it to tell anything
 CHUNK = 32  # images of a forward pass
 TINY = 1e-12
+SMALLEST = 1e-7  # share outside: what rounding leaves of the truth
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """The directions that one layer's update holds, (rank, inputs of the layer)."""
+    """The directions that one layer's update holds, (rank, width), and how many inputs of that width an image has."""
 
     name: str
     directions: Tensor
+    positions: int = 1
+    """How many of them one image has."""
 
     def outside(self, rows: Tensor) -> Tensor:
         """The share of each image's inputs (n, positions, width), by energy, that the span does not hold, (n,)."""
@@ -88,8 +94,7 @@ def contains(observation: Observation, images: Tensor, reference: Tensor) -> lis
         >>> [round(found.p_value, 3) for found in contains(observation, private.images, others.images)]
         [0.048, 0.048, 0.048, 0.048]
     """
-    model = _model(observation)
-    found = spans(observation, model, images)
+    model, found = _spanned(observation)
     if not found:
         raise MissingKnowledge(
             f"no layer of this network is wide enough for {observation.num_samples} images to leave directions free; "
@@ -107,10 +112,75 @@ def contains(observation: Observation, images: Tensor, reference: Tensor) -> lis
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class InputSpans:
+    """weight · mean log of the share of the layers' inputs outside of the spans that the update holds.
+
+    Unlike an update, inputs change continuously with the images, and the share is smaller at the truth than anywhere
+    else by orders of magnitude, so its logarithm keeps pulling until the end. But it says little of fine detail: use it
+    with a prior on that, and when the large shapes are there. It is silent without a layer that leaves directions free,
+    and where Adam's steps have no such spans.
+    """
+
+    weight: float
+
+    def __call__(self, observation: Observation, replay: Replay) -> Penalty | None:
+        if observation.training.adaptive or self.weight == 0:
+            return None
+        model, found = _spanned(observation)
+        if not found:
+            return None
+        by_name = {span.name: span for span in found}
+        network = replay.network
+        # Of every image, what the layers put out and what the spans are compared with; and autograd's share.
+        needed = 2 * observation.dtype.itemsize * (network.activations(observation.image.shape) + _held(found))
+
+        def mean_log(images: Tensor) -> Tensor:
+            shares = [by_name[name].outside(rows) for name, rows in _rows(model, images, by_name)]
+            return torch.stack(shares).clamp_min(SMALLEST).log().mean()
+
+        def penalty(images: Tensor, labels: Tensor) -> Tensor:
+            whole = observation.builder is not None and network.couples(images)  # somebody's layers may do anything
+            size = len(images) if whole else max(1, network.memory // needed)
+            return self.weight * mean_by_parts(mean_log, images, size)
+
+        return penalty
+
+
+def mean_by_parts(mean: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Tensor:
+    """A mean over images, taken part by part; the gradient of each part is computed at once, and its graph dropped."""
+    parts = images.detach().split(size)
+    if len(parts) == 1:
+        return mean(images)
+    values, gradients = list[Tensor](), list[Tensor]()
+    for part in parts:
+        share = len(part) / len(images)
+        with torch.set_grad_enabled(images.requires_grad):
+            value = mean(part.requires_grad_(images.requires_grad)) * share
+        values.append(value.detach())
+        if images.requires_grad:
+            gradients.append(torch.autograd.grad(value, part)[0])
+    total = torch.stack(values).sum()
+    return total + ((images - images.detach()) * torch.cat(gradients)).sum() if gradients else total
+
+
+@remembered
+def _spanned(observation: Observation) -> tuple[nn.Module, list[Span]]:
+    """The model halfway, and the spans of its layers' inputs, each of which takes the solution of an eigenproblem."""
+    model = _model(observation).requires_grad_(False)
+    return model, spans(observation, model, torch.zeros(1, *observation.image.shape))
+
+
+def _held(found: Sequence[Span]) -> int:
+    """How many values the rows of one image have, all layers together."""
+    return sum(span.positions * (span.directions.shape[1] + span.directions.shape[0]) for span in found)
+
+
 def spans(observation: Observation, model: nn.Module, images: Tensor) -> list[Span]:
     """Every layer whose inputs are few enough that its update leaves directions free."""
-    _, _, update = observed_update(observation)
-    positions = {name: rows.shape[1] for name, rows in _rows(observation, model, images[:1])}
+    update = spanned_update(observation)
+    with torch.no_grad():
+        positions = {name: rows.shape[1] for name, rows in _rows(model, _inputs(observation, images[:1]))}
     found = []
     for name, _ in _layers(model):
         weight = f"{name}.weight" if name else "weight"
@@ -120,9 +190,19 @@ def spans(observation: Observation, model: nn.Module, images: Tensor) -> list[Sp
         rank = observation.num_samples * positions[name]
         if rank > FILL * min(matrix.shape):
             continue
-        directions = torch.linalg.svd(matrix, full_matrices=False).Vh[:rank]
-        found.append(Span(name=name, directions=directions))
+        found.append(Span(name=name, directions=_leading(matrix, rank), positions=positions[name]))
     return found
+
+
+def _leading(matrix: Tensor, rank: int) -> Tensor:
+    """The leading right singular vectors of a matrix, (rank, width), without the cost of all of them."""
+    exact = matrix.double()  # the products below square what rounding does
+    if matrix.shape[0] > matrix.shape[1]:
+        directions: Tensor = torch.linalg.eigh(exact.T @ exact).eigenvectors[:, -rank:]
+    else:
+        left: Tensor = torch.linalg.eigh(exact @ exact.T).eigenvectors[:, -rank:]
+        directions = torch.linalg.qr(exact.T @ left).Q
+    return directions.T.to(matrix.dtype)
 
 
 def _model(observation: Observation) -> nn.Module:
@@ -151,18 +231,23 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d | nn.Linear]]:
             yield name, module
 
 
-def _rows(observation: Observation, model: nn.Module, images: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _inputs(observation: Observation, images: Tensor) -> Tensor:
+    return observation.image.normalize(images.to(observation.device, observation.dtype))
+
+
+def _rows(model: nn.Module, inputs: Tensor, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """What each layer, or each of those named, sees of the model's inputs, as rows; differentiable."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _, inputs: seen.update({name: inputs[0].detach()})
+        return lambda _, values: seen.update({name: values[0]})
 
-    with ExitStack() as stack, torch.no_grad():
+    with ExitStack() as stack:
         for name, module in _layers(model):
             stack.callback(module.register_forward_pre_hook(keep(name)).remove)
-        model(observation.image.normalize(images.to(observation.device, observation.dtype)))
+        model(inputs)
     for name, module in _layers(model):
-        if name in seen:
+        if name in seen and (names is None or name in names):
             yield name, rows_of(module, seen[name])
 
 
@@ -171,7 +256,8 @@ def _outside(observation: Observation, model: nn.Module, found: list[Span], imag
     by_name = {span.name: span for span in found}
     parts = []
     for chunk in images.split(CHUNK):
-        rows_by_name = _rows(observation, model, chunk)
-        shares = {name: by_name[name].outside(rows) for name, rows in rows_by_name if name in by_name}
+        with torch.no_grad():
+            seen = _rows(model, _inputs(observation, chunk), by_name)
+            shares = {name: by_name[name].outside(rows) for name, rows in seen}
         parts.append(torch.stack([shares[span.name] for span in found], 1))
     return torch.cat(parts) if parts else torch.empty(0, len(found))

@@ -7,8 +7,11 @@ import sys
 import typer
 
 from undelta.cli import attacking, auditing, showing, tuning  # noqa: F401  (they add their commands to the application)
-from undelta.cli.app import app
+from undelta.cli.app import Explained, app, printable
 from undelta.errors import UndeltaError
+
+for command in app.registered_commands:
+    command.cls = Explained
 
 __all__ = ["app", "main"]
 
@@ -18,6 +21,6 @@ def main() -> None:
     try:
         app()
     except UndeltaError as problem:
-        message = " ".join(str(problem).split())
+        message = printable(" ".join(str(problem).split()))
         typer.echo(f"undelta: {message}", err=True)
         sys.exit(2)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 
 if TYPE_CHECKING:
     from undelta.trials.record import Record
@@ -14,12 +15,25 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 FAILED = 3  # some trials of an audit
 OFFENDED = 1  # a gate of an audit was not passed
+PRIVATE = "(holds private images)"
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+class Explained(TyperCommand):
+    """A command whose arguments keep their help: click 8.5 has one of its own, with which it covers older typers'."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        hints = get_type_hints(self.callback, include_extras=True)
+        for argument in self.params:
+            if isinstance(argument, TyperArgument):
+                (about,) = hints[str(argument.name)].__metadata__
+                argument.help = about.help
 
 
 def _print_version(asked: bool) -> None:
@@ -37,6 +51,16 @@ def undelta(
     ] = False,
 ) -> None:
     """Measure how much private training data a federated-learning update reveals. For data you own."""
+
+
+def printable(text: str) -> str:
+    """Text from a file as a terminal may have it: control characters could move the cursor, or worse."""
+    return "".join(one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
+
+
+def warn(text: str) -> None:
+    """Say something beside the results, whatever names from files are in it."""
+    typer.echo(printable(text), err=True)
 
 
 def parse_seeds(words: str | None) -> tuple[int, ...] | None:
@@ -60,7 +84,7 @@ def exit_if_failed(records: Iterable[Record]) -> None:
     """Name the trials that failed, if any, and end."""
     failed = list(records)
     for record in failed:
-        typer.echo(f"Failed: trial {record.key} ({record.attack}, {record.name}): {record.error}", err=True)
+        warn(f"Failed: trial {record.key} ({record.attack}, {record.name}): {record.error}")
     if failed:
         typer.echo("Failed trials run again with --retry-failed.", err=True)
         raise typer.Exit(FAILED)
@@ -69,5 +93,5 @@ def exit_if_failed(records: Iterable[Record]) -> None:
 def exit_if_interrupted(records: Iterable[Record]) -> None:
     """Say that a result is not the last word, and end."""
     if any(record.status == "interrupted" for record in records):
-        typer.echo("Interrupted: what you see is the result so far.", err=True)
+        typer.echo("Interrupted: what you see is the result so far; the same command resumes.", err=True)
         raise typer.Exit(INTERRUPTED)

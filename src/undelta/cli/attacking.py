@@ -1,17 +1,19 @@
-"""Commands for one update: demo, simulate, attack, observe, score."""
+"""Commands for one update: demo, simulate, attack, observe, join, score, contains, floor."""
 
 from __future__ import annotations
 
 import os
+import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from undelta.cli import options
-from undelta.cli.app import app, exit_if_interrupted, parse_seeds
-from undelta.cli.console import print_containment, print_floors, print_table, watching
-from undelta.cli.tuning import tune as tune_and_attack
+from undelta.cli.app import PRIVATE, app, exit_if_interrupted, parse_seeds, warn
+from undelta.cli.console import print_containment, print_floors, print_table, print_verdicts
+from undelta.cli.progress import watching
 
 
 @app.command()
@@ -21,12 +23,15 @@ def demo(
     """Reconstruct eight photographs from one simulated update, with the paper's attack and with our strongest."""
     from undelta.report import write_report
     from undelta.studies.demo import demo_job
+    from undelta.trials.judgment import judge_records
 
     with watching() as start:
         records = demo_job(out, seed=seed, watch=start)
     print_table(records)
+    print_verdicts(judge_records(records))
     page = write_report(out)
-    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nRecords:  {out / 'trials'}\nReport:   {page}")
+    typer.echo(f"Pictures: {out / 'reconstruction.png'} {PRIVATE}\nRecords:  {out / 'trials'} {PRIVATE}")
+    typer.echo(f"Report:   {page} {PRIVATE}")
     exit_if_interrupted(records)
 
 
@@ -45,7 +50,7 @@ def simulate(
     typer.echo(
         f"One client of {done.model} trained on {done.num_samples} images of {done.data} "
         f"(E={done.epochs}, B={done.batches}, learning rate {done.learning_rate:g}).\n"
-        f"The server sees {observation}; the truth is in {truth}."
+        f"The server sees {observation}; the truth is in {truth} {PRIVATE}."
     )
 
 
@@ -55,7 +60,7 @@ def attack(
     out: Annotated[Path, typer.Option(help="Where results go.")],
     attack: Annotated[
         str | None,
-        typer.Option(help="Its name; `undelta list` shows all. By default, strongest, or what --weights is for."),
+        typer.Option(help="The attack; `undelta list` names all. By default, strongest, or what --weights is for."),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Attack iterations.")] = None,
     seed: options.Seed = 0,
@@ -77,11 +82,14 @@ def attack(
     from undelta.errors import ConfigError
     from undelta.studies.single import attack_job
     from undelta.trials.config import load_weights, parse_settings
+    from undelta.trials.judgment import judge_records
 
     if "q=tune" in (settings or []):
         if weights is not None or overwrite:
             raise ConfigError("--set q=tune makes weights of its own, and resumes: leave --weights and --overwrite out")
-        tune_and_attack(
+        from undelta.cli.tuning import tune
+
+        tune(
             observation,
             attack=attack or "awa",
             settings=[word for word in settings or [] if word != "q=tune"],
@@ -119,7 +127,9 @@ def attack(
     if not first:
         return
     print_table([record])
-    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nScore with: undelta score {out} --truth TRUTH")
+    print_verdicts(judge_records([record]))
+    where = shlex.quote(str(out))
+    typer.echo(f"Pictures: {out / 'reconstruction.png'} {PRIVATE}\nScore with: undelta score {where} --truth TRUTH")
     exit_if_interrupted([record])
 
 
@@ -137,10 +147,17 @@ def observe(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the model's function; repeatable.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs; unknown by default.")] = None,
-    batches: Annotated[int | None, typer.Option(min=1, help="Mini-batches per epoch.")] = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="Mini-batches per epoch; unknown by default.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of --batches.")] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of the client's SGD; unknown by default.")
+        float | None, typer.Option(help="The client's first learning rate; unknown by default.")
+    ] = None,
+    training: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="How else it trained, as in a scenario: optimizer=adamw, momentum=0.9 and so on; repeatable.",
+        ),
     ] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Needed for built-in models only.")] = None,
     mean: Annotated[str, typer.Option(metavar="NUMBERS", help="Per-channel mean that inputs are normalized by.")] = "0",
@@ -152,9 +169,14 @@ def observe(
     ] = None,
 ) -> None:
     """Make an observation from two checkpoints of any framework: before and after a client's training."""
+    from undelta.errors import ConfigError
+    from undelta.schema import check_keys
     from undelta.studies.observe import observe_job
+    from undelta.training import Recipe
     from undelta.trials.config import parse_settings
 
+    recipe = parse_settings(training or [])
+    check_keys(recipe, [field.name for field in fields(Recipe)], where="--training", error=ConfigError)
     notes = observe_job(
         before,
         after,
@@ -172,30 +194,56 @@ def observe(
             "learning_rate": learning_rate,
             "loss": loss,
             "norm_mode": norm_mode,
+            **recipe,
         },
         labels=labels,
         out=out,
     )
     for note in notes:
-        typer.echo(f"Note: {note}{'' if note.endswith('?') else '.'}", err=True)
-    named = f" --model {model}" if ":" in model else ""
-    typer.echo(f"Observation: {out}\nAttack with: undelta attack {out}{named} --out run")
+        warn(f"Note: {note}{'' if note.endswith('?') else '.'}")
+    named = f" --model {shlex.quote(model)}" if ":" in model else ""
+    typer.echo(f"Observation: {out}\nAttack with: undelta attack {shlex.quote(str(out))}{named} --out run")
+
+
+@app.command()
+def join(
+    rounds: Annotated[list[Path], typer.Argument(help="Observations of one client, round by round.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The observation file to write.")],
+    model: options.CustomModel = None,
+) -> None:
+    """Put several rounds of one client into one observation, to be attacked together.
+
+    One set of images has to explain all of the updates, so the client's data must be the same in every round.
+    """
+    from undelta.studies.observe import join_job
+
+    count = join_job(rounds, out=out, model=model)
+    named = f" --model {shlex.quote(model)}" if model else ""
+    typer.echo(
+        f"Observation of {count} rounds: {out}\nAttack with: undelta attack {shlex.quote(str(out))}{named} --out run"
+    )
 
 
 @app.command()
 def score(
     directory: Annotated[Path, typer.Argument(help="What `undelta attack --out` wrote.")],
-    truth: Annotated[Path, typer.Option(help="The private images, as `undelta simulate` wrote them.")],
+    truth: Annotated[
+        Path, typer.Option(help="The private images, as `undelta simulate` wrote them, or a folder of pictures.")
+    ],
     observation: Annotated[
         Path | None, typer.Option(help="The recorded update, if it is no longer where it was attacked.")
     ] = None,
     model: options.CustomModel = None,
 ) -> None:
     """Compare a reconstruction with the truth, and its loss with that of the truth."""
-    from undelta.studies.single import score_job
+    from undelta.studies.scoring import score_job
+    from undelta.trials.judgment import judge_records
 
-    print_table(score_job(directory, truth_path=truth, observation_path=observation, model=model))
-    typer.echo(f"Pictures: {directory / 'reconstruction.png'}")
+    records = score_job(directory, truth_path=truth, observation_path=observation, model=model)
+    print_table(records)
+    print_verdicts(judge_records(records))
+    where = shlex.quote(str(directory))
+    typer.echo(f"Pictures: {directory / 'reconstruction.png'} {PRIVATE}\nView with: undelta report {where}")
 
 
 @app.command()

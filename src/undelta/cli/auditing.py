@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from functools import partial
+import os
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from undelta.cli import options
-from undelta.cli.app import OFFENDED, app, exit_if_failed, parse_seeds, resumable
-from undelta.cli.console import Terminal, print_tradeoff, print_verdicts
+from undelta.cli.app import OFFENDED, PRIVATE, app, exit_if_failed, parse_seeds, resumable, warn
+from undelta.cli.console import print_judgment, print_tradeoff
+from undelta.cli.progress import Terminal
 
 
 @app.command()
 def audit(
-    configuration: Annotated[Path, typer.Argument(help="A TOML file of scenarios, attacks, defenses and seeds.")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="A TOML file of scenarios, attacks, defenses and seeds; or recorded updates, and folders."),
+    ],
     out: options.Out,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="Of recorded updates: an attack; repeatable. By default, strongest.")
+    ] = None,
+    settings: options.Settings = None,
+    seeds: options.Seeds = None,
+    truth: Annotated[
+        list[Path] | None, typer.Option(help="Of recorded updates: their private images, as simulate wrote them.")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="The same as a folder of pictures; of several updates, a folder for each.")
+    ] = None,
+    model: options.CustomModel = None,
     workers: options.Workers = None,
     backend: options.Backend = "processes",
     threads: options.Threads = 1,
@@ -27,43 +45,92 @@ def audit(
     fail_below: Annotated[
         list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if lpips or mse is below.")
     ] = None,
+    fail_closed: Annotated[
+        bool, typer.Option("--fail-closed", help="Exit with 1 also where no attack worked; alone, on all but resisted.")
+    ] = False,
+    auditor: Annotated[str | None, typer.Option(metavar="NAME", help="Who runs this, for the report.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write the verdicts as JUnit XML.")] = None,
+    sarif: Annotated[Path | None, typer.Option(help="Write the verdicts as SARIF.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json instead of tables.")] = False,
     retry_failed: options.RetryFailed = False,
     checkpoint_seconds: options.CheckpointSeconds = 30.0,
 ) -> None:
-    """Run scenarios x attacks x defenses x seeds, and say what leaks.
+    """Run scenarios x attacks x defenses x seeds, or attack recorded updates, and say what leaks.
 
     Exit codes: 0 done; 1 a gate was not passed; 2 wrong input; 3 a trial failed; 130 interrupted.
     """
     with resumable():
-        from undelta.studies.audit import run_plan
+        from undelta.errors import ConfigError
+        from undelta.files import make_way, refused, write_bytes
+        from undelta.report.ci import junit as to_junit
+        from undelta.report.ci import sarif as to_sarif
+        from undelta.report.ci import step_summary
+        from undelta.studies.audit import plan_recorded, run_plan
         from undelta.trials.config import parse_settings
+        from undelta.trials.gates import parse_gates
         from undelta.trials.plan import load_plan
         from undelta.trials.pool import Workers
-        from undelta.trials.verdict import parse_gates
 
+        recorded = (attack, settings, seeds, truth, images, model)
+        if [path.suffix for path in sources] == [".toml"]:
+            if any(recorded):
+                raise ConfigError(
+                    "--attack, --set, --seeds, --truth, --images and --model are for recorded updates; "
+                    f"{sources[0]} says these itself"
+                )
+            plan = load_plan(sources[0])
+        else:
+            plan = plan_recorded(
+                sources,
+                attacks=attack or (),
+                arguments=parse_settings(settings or []),
+                seeds=parse_seeds(seeds) or (0,),
+                truths=truth or (),
+                images=images,
+                model=model,
+            )
+        plan = replace(plan, auditor=auditor or plan.auditor)
+        page = os.environ.get("GITHUB_STEP_SUMMARY")
+        for path in (junit, sarif, page):
+            if path:
+                make_way(Path(path))
         done = run_plan(
-            load_plan(configuration),
+            plan,
             out=out,
             workers=Workers(backend=backend, count=workers, threads=threads),
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,
             gates=parse_gates(parse_settings(fail_above or []), parse_settings(fail_below or [])),
-            say=partial(typer.echo, err=True),
+            closed=fail_closed,
+            say=warn,
             screen=Terminal(),
         )
-    print_verdicts(done.verdicts)
-    typer.echo(f"Records: {out / 'trials'}\nVerdict: {out / 'verdict.json'}\nView with: undelta report {out}")
-    for line in done.offenses:
-        typer.echo(f"Gate not passed: {line}", err=True)
+    judgment = done.judgment
+    if junit:
+        write_bytes(junit, to_junit(judgment).encode())
+    if sarif:
+        write_bytes(sarif, to_sarif(judgment, sources[0].as_posix()).encode())
+    if page:
+        with refused(f"cannot write {page}", ConfigError), Path(page).open("a", encoding="utf-8") as file:
+            file.write(step_summary(judgment))
+    if as_json:
+        typer.echo((out / "verdict.json").read_text(encoding="utf-8"))
+    else:
+        print_judgment(judgment)
+        hint = shlex.quote(str(out))
+        typer.echo(f"Records: {out / 'trials'} {PRIVATE}\nVerdict: {out / 'verdict.json'}")
+        typer.echo(f"View with: undelta report {hint}")
+    for line in judgment.gate.offenses if judgment.gate else ():
+        warn(f"Gate failed: {line}")
     exit_if_failed(done.failed)
-    if done.offenses:
+    if judgment.gate and not judgment.gate.passed:
         raise typer.Exit(OFFENDED)
 
 
 @app.command()
 def defend(
     scenario: Annotated[
-        Path, typer.Argument(help="A scenario as TOML, or a [scenario] with [[attacks]], [[defenses]].")
+        Path, typer.Argument(help=r"A scenario as TOML, or a \[scenario] with \[\[attacks]], \[\[defenses]].")
     ],
     out: options.Out,
     attack: Annotated[list[str] | None, typer.Option(help="An attack; repeatable. By default, strongest.")] = None,
@@ -92,11 +159,11 @@ def defend(
             seeds=parse_seeds(seeds) or (),
             workers=Workers(backend=backend, count=workers, threads=threads),
             retry_failed=retry_failed,
-            say=partial(typer.echo, err=True),
+            say=warn,
             screen=Terminal(),
         )
     print_tradeoff(done.tradeoff)
-    typer.echo(f"Numbers: {out / 'defend.json'}\nView with: undelta report {out}")
+    typer.echo(f"Numbers: {out / 'defend.json'}\nView with: undelta report {shlex.quote(str(out))}")
     exit_if_failed(done.audited.failed)
 
 
@@ -143,11 +210,13 @@ def reproduce(
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,
             render_only=render_only,
-            say=partial(typer.echo, err=True),
+            say=warn,
             screen=Terminal(),
         )
     for one, findings in done.findings.items():
         typer.echo(f"{one}: {out / one}.md")
         for finding in findings:
             typer.echo(f"  {finding.outcome}: {finding.says}. {finding.numbers}")
+    if done.scale == "smoke":
+        typer.echo("Nothing follows from the smoke scale: its numbers mean nothing, and only show the form.")
     exit_if_failed(done.failed)

@@ -1,145 +1,33 @@
-"""All that rich draws: attacks under way, silent where nobody watches, and tables of what came of them."""
+"""What rich draws of results: tables, and the sentences below them."""
 
 from __future__ import annotations
 
-import datetime
 import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from rich import box, progress
+from rich import box
+from rich.cells import cell_len
 from rich.console import Console
-from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from undelta.cli.app import printable
+
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
-    from undelta.attacker.attack import Watch
-    from undelta.attacker.reconstruction import Moment
+    from undelta.studies.comparison import Compared
     from undelta.studies.containment import Found
     from undelta.studies.tuning.outcome import Tuned
+    from undelta.trials.judgment import Judgment
     from undelta.trials.record import Record
-    from undelta.trials.tasks import Progress
     from undelta.trials.tradeoff import Tradeoff
-    from undelta.trials.trial import Trial
     from undelta.trials.verdict import Verdict
 
-MOST_LINES = 12  # of trials that run, in an overview
 MISSING = "n/a"
-
-
-# While something runs
-
-
-def _bars(title: progress.ProgressColumn, *after: progress.ProgressColumn) -> progress.Progress:
-    console = Console(stderr=True)
-    counts = (progress.BarColumn(), progress.MofNCompleteColumn())
-    return progress.Progress(title, *counts, *after, console=console, disable=not console.is_terminal)
-
-
-@contextmanager
-def watching() -> Iterator[Callable[[str], Watch]]:
-    """Something that begins a live line for an attack: iterations, speed, mismatch, time left."""
-    bars = _bars(
-        progress.TextColumn("{task.description}"),
-        progress.TextColumn("{task.fields[speed]:.1f} it/s  mismatch {task.fields[mismatch]:.4f}  left"),
-        progress.TimeRemainingColumn(),
-    )
-
-    def start(name: str) -> Watch:
-        task = None
-
-        def watch(moment: Moment, total: int) -> None:
-            nonlocal task
-            if task is None:
-                task = bars.add_task(name, total=total, speed=0.0, mismatch=1.0)
-            speed = bars.tasks[task].speed or 0.0
-            bars.update(task, completed=moment.iteration + 1, speed=speed, mismatch=moment.mismatch)
-
-        return watch
-
-    with bars:
-        yield start
-
-
-class Terminal:
-    """A screen for studies (`undelta.studies.screen`), on stderr."""
-
-    @contextmanager
-    def trials(self, trials: Mapping[str, Trial]) -> Iterator[Callable[[Progress], None]]:
-        """An overview of an audit."""
-        console = Console(stderr=True)
-        if not console.is_terminal:
-            yield lambda _: None
-            return
-        began = time.monotonic()
-        with Live(console=console, transient=True, auto_refresh=False) as live:
-            yield lambda progress: live.update(_page(progress, trials, time.monotonic() - began), refresh=True)
-
-    @contextmanager
-    def tuning(self, total: int) -> Iterator[TuningLine]:
-        """Trials done, the best value so far, and how far the trial under way is."""
-        columns = (progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
-        with _bars(progress.TextColumn("trials"), *columns) as bars:
-            yield TuningLine(bars, bars.add_task("", total=total))
-
-
-class TuningLine:
-    """One live line for a whole tuning."""
-
-    def __init__(self, bars: progress.Progress, task: progress.TaskID) -> None:
-        self.bars, self.task, self.best = bars, task, ""
-
-    def update(self, done: int, best: float | None) -> None:
-        self.best = "" if best is None else f"best {best:.5g}"
-        self.bars.update(self.task, completed=done, description=self.best)
-
-    def watch(self, slot: int) -> Watch:
-        def watch(moment: Moment, total: int) -> None:
-            now = f"trial {slot}: {moment.iteration + 1}/{total}, mismatch {moment.mismatch:.4f}"
-            self.bars.update(self.task, description=f"{self.best}  {now}".strip())
-
-        return watch
-
-
-def _page(progress: Progress, trials: Mapping[str, Trial], seconds: float) -> Table:
-    page = Table.grid(padding=(0, 2))
-    counts = [f"{progress.done} of {progress.total} trials done"]
-    if progress.not_applicable:
-        counts.append(f"{progress.not_applicable} not applicable")
-    counts += [f"{progress.failed} failed", f"{len(progress.running)} running", f"{progress.left} left"]
-    page.add_row(Text(", ".join(counts)), Text(_duration(seconds)))
-    running = list(progress.running.items())
-    for key, owner in running[:MOST_LINES]:
-        page.add_row(Text(f"  {_describe(trials[key])}"), Text(f"{_since(owner.since)} on {owner.host}"))
-    if len(running) > MOST_LINES:
-        page.add_row(Text(f"  and {len(running) - MOST_LINES} more"), Text(""))
-    return page
-
-
-def _describe(trial: Trial) -> str:
-    from undelta.trials.record import UNDEFENDED
-
-    parts = [trial.name, *([trial.defense] if trial.defense != UNDEFENDED else []), trial.attack, f"seed {trial.seed}"]
-    return " | ".join(parts)
-
-
-def _since(moment: str) -> str:
-    try:
-        passed = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(moment)
-    except (TypeError, ValueError):  # another version wrote it
-        return "?"
-    return _duration(passed.total_seconds())
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
+FOLDED = 9  # columns that a name has at least
 
 
 # What came of it
@@ -151,39 +39,56 @@ def _print_table(
     *,
     words: Collection[str],
     fold: Collection[str] = (),
+    spare: Sequence[str] = (),
     least: int | None = None,
     **form: Any,
 ) -> None:
-    """Columns of words to the left, of numbers to the right; those that may be folded are at least so wide."""
-    table = Table(**form)
-    for title in titles:
-        side: Literal["left", "right"] = "left" if title in words else "right"
-        if title in fold:
-            table.add_column(title, justify=side, overflow="fold", min_width=least)
-        else:
-            table.add_column(title, justify=side, no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+    """Columns of words to the left, of numbers to the right; those that may be folded are at least so wide.
+
+    Where a terminal is narrow, the columns that can be spared are left out, one after the other.
+    """
+    console, lines = Console(), [*rows]
+    gone: set[str] = set()
+    for title in (None, *spare):
+        gone |= {title} if title else set()
+        table = Table(**form)
+        kept = [index for index, one in enumerate(titles) if one not in gone]
+        for index in kept:
+            side: Literal["left", "right"] = "left" if titles[index] in words else "right"
+            if titles[index] in fold:
+                table.add_column(titles[index], justify=side, overflow="fold", min_width=least or FOLDED)
+            else:
+                cells = [titles[index], *(printable(row[index]) for row in lines)]
+                table.add_column(titles[index], justify=side, no_wrap=True, min_width=max(map(cell_len, cells)))
+        for row in lines:
+            table.add_row(*(Text(printable(row[index])) for index in kept))
+        whole = console.options.update(max_width=1000)  # or it would say what it is cut to
+        if Measurement.get(console, whole, table).minimum <= console.width:
+            break
+    console.print(table)
 
 
 def print_table(records: Sequence[Record]) -> None:
     """A row for each record."""
     from undelta.evaluation.measures import METRICS
 
-    metrics = [METRICS[key] for key in ("psnr", "ssim", "lpips", "mismatch", "iterations", "seconds")]
+    keys = ("psnr", "gain", "ssim", "lpips", "mismatch", "floor", "iterations", "seconds")
+    metrics = [METRICS[key] for key in keys]
+
+    def value(record: Record, key: str) -> float | None:
+        return getattr(record.floor, "mismatch", None) if key == "floor" else getattr(record, key)
+
     _print_table(
         ("attack", *(metric.title for metric in metrics), "status"),
-        [(one.attack, *(metric.show(getattr(one, metric.key)) for metric in metrics), one.status) for one in records],
+        [(one.attack, *(metric.show(value(one, metric.key)) for metric in metrics), one.status) for one in records],
         words=("attack", "status"),
+        spare=("Iterations", "LPIPS", "Seconds", "Floor", "Gain"),
         box=box.SIMPLE_HEAD,
         padding=0,  # so that 80 columns hold it
     )
     for record in records:
-        if record.floor:
-            typer.echo(f"{record.attack}: mismatch {record.floor.mismatch:.4f} at the truth; {record.floor.text}.")
         for note in record.notes:
-            typer.echo(f"{record.attack}: {note}.")
+            typer.echo(printable(f"{record.attack}: {note}."))
     if any(record.scored and record.lpips is None for record in records):
         from undelta.evaluation.lpips import HINT, find_weights
 
@@ -209,34 +114,89 @@ def print_floors(columns: Mapping[str, Sequence[float | None]]) -> None:
         known = [value for value in values if value is not None]
         mean = f"{statistics.fmean(known):.5f}" if known else MISSING
         rows.append((name, mean, f"{min(known):.2g} to {max(known):.2g}" if len(known) > 1 else ""))
-    _print_table(("replay", "mismatch at the truth", "spread"), rows, words=("replay",))
+    _print_table(("replay", "mismatch at the truth", "spread"), rows, words=("replay",), fold=("replay",))
 
 
-def print_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """A table of all scenarios, then what it means, a paragraph each."""
+COLORS = {
+    "leaks": "red",
+    "not compared": "red",
+    "attack failed": "yellow",
+    "resisted": "green",
+    "not measured": "yellow",
+}
+
+
+def print_judgment(judgment: Judgment) -> None:
+    """All scenarios in one sentence, a table of them, and what it means, a paragraph each."""
     from undelta.evaluation.measures import METRICS
 
+    verdicts = judgment.verdicts
     metrics = [METRICS[key] for key in ("ssim", "psnr", "lpips")]
-    metrics = [metric for metric in metrics if any(verdict.worst[metric.key] is not None for verdict in verdicts)]
+    shown = [verdict.exposed for verdict in verdicts if verdict.exposed]
+    metrics = [metric for metric in metrics if any(getattr(one, metric.key) is not None for one in shown)]
+    console = Console()
+    console.print(Text(printable(judgment.headline), "bold"))
     _print_table(
-        ("scenario", "defense", "recognizable", *(metric.title for metric in metrics), "attack"),
+        ("scenario", "defense", "verdict", "recognizable", *(metric.title for metric in metrics), "attack"),
         [
             (
                 verdict.scenario,
                 verdict.defense,
+                verdict.level,
                 MISSING if verdict.images is None else f"{verdict.recognizable} of {verdict.images}",
-                *(metric.show(verdict.worst[metric.key]) for metric in metrics),
-                verdict.worst_trial["attack"] if verdict.worst_trial else MISSING,
+                *(metric.show(getattr(verdict.exposed, metric.key, None)) for metric in metrics),
+                verdict.exposed.attack if verdict.exposed else MISSING,
             )
             for verdict in verdicts
         ],
-        words=("scenario", "defense", "attack"),
+        words=("scenario", "defense", "verdict", "attack"),
         fold=("scenario", "defense"),
+        spare=("LPIPS", "attack", "PSNR", *([] if any(one.defense != "none" for one in verdicts) else ["defense"])),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
-    console = Console()
-    console.print(Text("Numbers are those of the worst image in any trial."))
-    for verdict in verdicts:
-        console.print(Text.assemble((f"{verdict.title}: ", "bold"), verdict.text))
+    if shown:
+        console.print(Text("Numbers are those of the most exposed image."))
+    print_verdicts(judgment)
+    if judgment.gate:
+        console.print(Text(printable(judgment.gate.text), "bold"))
+
+
+def print_verdicts(judgment: Judgment) -> None:
+    """What each scenario's numbers mean, a paragraph each."""
+    for verdict in judgment.verdicts:
+        level = (f"{verdict.level}. ", f"bold {COLORS[verdict.level]}")
+        Console().print(Text.assemble((printable(f"{verdict.title}: "), "bold"), level, printable(verdict.text)))
+
+
+def print_compared(rows: Sequence[Compared]) -> None:
+    """A row for each scenario and defense of two audits."""
+
+    def level(verdict: Verdict | None) -> str:
+        return verdict.level if verdict else "-"
+
+    def number(verdict: Verdict | None) -> str:
+        return _number(verdict.exposed.ssim if verdict and verdict.exposed else None, ".3f")
+
+    _print_table(
+        ("scenario", "change", "before", "after", "SSIM before", "SSIM after"),
+        [
+            (row.title, row.change, level(row.before), level(row.after), number(row.before), number(row.after))
+            for row in rows
+        ],
+        words=("scenario", "change", "before", "after"),
+        fold=("scenario",),
+        spare=("SSIM before", "SSIM after"),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    counts = Counter(row.change for row in rows)
+    typer.echo(", ".join(f"{count} {change}" for change, count in counts.items()) + ".")
+    if counts["unclear"]:
+        typer.echo(
+            "Unclear: one of the two leaks or probably does, and of the other nothing is known: no attack works now, "
+            "or nothing was compared."
+        )
 
 
 def print_tradeoff(tradeoff: Tradeoff) -> None:
@@ -266,7 +226,7 @@ def print_tradeoff(tradeoff: Tradeoff) -> None:
     )
     console = Console()
     for line in sentences(tradeoff):
-        console.print(Text(line))
+        console.print(Text(printable(line)))
 
 
 def print_tuned(tuned: Tuned) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Scenario = Annotated[Path, typer.Argument(help="A TOML file; its keys are the fields of Scenario.")]
+Scenario = Annotated[Path, typer.Argument(help="A scenario as TOML; `undelta init` writes one.")]
 Observation = Annotated[Path, typer.Argument(help="A recorded update.")]
 Out = Annotated[Path, typer.Option(help="Where results go; the same command resumes there.")]
 

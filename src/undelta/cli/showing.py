@@ -1,24 +1,75 @@
-"""Commands that attack nothing: report, list, fetch."""
+"""Commands that attack nothing: report, compare, init, list, fetch."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from undelta.cli.app import app
+from undelta.cli.app import OFFENDED, PRIVATE, app
 
 
 @app.command()
 def report(
     directory: Annotated[Path, typer.Argument(help="What `undelta audit`, `attack` or `demo` wrote with --out.")],
+    pdf: Annotated[bool, typer.Option("--pdf", help="Write report.pdf, too; needs Chromium or Chrome.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write report.html, one page that needs no network, and its tables as Markdown, CSV and LaTeX."""
     from undelta.report import write_report
+    from undelta.report.pdf import write_pdf
 
     page = write_report(directory)
-    typer.echo(f"Report: {page} ({page.stat().st_size / 1e6:.1f} MB)\nTables: {directory}/report.md, .csv, .tex")
+    typer.echo(
+        f"Report: {page} ({page.stat().st_size / 1e6:.1f} MB) {PRIVATE}\nTables: {directory}/report.md, .csv, .tex"
+    )
+    if pdf:
+        typer.echo(f"Paper:  {write_pdf(page)} {PRIVATE}")
+    if show:
+        typer.launch(page.resolve().as_uri())
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="What an earlier `undelta audit` wrote with --out.")],
+    after: Annotated[Path, typer.Argument(help="What a later one wrote.")],
+    fail_worse: Annotated[
+        bool, typer.Option("--fail-worse", help="Exit with 1 if anything got worse, is unclear, or is gone.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say what got better or worse from one audit to another."""
+    from undelta.cli.console import print_compared
+    from undelta.files import to_json
+    from undelta.studies.comparison import ALARMING, compare_jobs
+
+    rows = compare_jobs(before, after)
+    if as_json:
+        typer.echo(to_json(rows).decode())
+    else:
+        print_compared(rows)
+    if fail_worse and any(row.change in ALARMING for row in rows):
+        raise typer.Exit(OFFENDED)
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("scenario.toml"),
+) -> None:
+    """Write a scenario with every field explained, to start from."""
+    from undelta.errors import ConfigError
+    from undelta.files import write_bytes
+    from undelta.trials.config import TEMPLATE
+
+    if path.exists():
+        raise ConfigError(f"{path} is there already; choose another name")
+    write_bytes(path, TEMPLATE.read_bytes())
+    where = shlex.quote(str(path))
+    typer.echo(
+        f"Scenario: {path}\nNext:     undelta simulate {where} --observation seen.safetensors --truth truth.safetensors"
+    )
 
 
 @app.command("list")

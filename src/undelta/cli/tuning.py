@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from undelta.cli import options
-from undelta.cli.app import app, exit_if_interrupted, resumable
-from undelta.cli.console import Terminal, print_table, print_tuned, watching
+from undelta.cli.app import PRIVATE, app, exit_if_interrupted, resumable
+from undelta.cli.console import print_table, print_tuned, print_verdicts
+from undelta.cli.progress import Terminal, watching
 
 
 @app.command()
@@ -48,11 +50,15 @@ def tune(
     memory: options.Memory = 1.0,
     checkpoint_seconds: options.CheckpointSeconds = 30.0,
 ) -> None:
-    """Tune an attack's layer weights by Bayesian optimization. Never looks at the private images."""
+    """Tune an attack's layer weights by Bayesian optimization. Never looks at the private images.
+
+    Those of a simulated scenario are kept for the score of the last run.
+    """
     with resumable():
-        from undelta.studies.tuning.jobs import final_job, tune_job
+        from undelta.studies.tuning.jobs import TRUTH, final_job, tune_job
         from undelta.studies.tuning.plan import check_objective
         from undelta.trials.config import parse_settings
+        from undelta.trials.judgment import judge_records
         from undelta.trials.pool import Workers
 
         tuned = tune_job(
@@ -78,7 +84,7 @@ def tune(
             screen=Terminal(),
         )
     print_tuned(tuned)
-    observed, found = out / "observation.safetensors", out / "weights.toml"
+    observed, found = (shlex.quote(str(out / name)) for name in ("observation.safetensors", "weights.toml"))
     typer.echo(f"Weights: {found}\nTo use:  undelta attack {observed} --weights {found} --out RUN")
     if final_steps == 0:
         return
@@ -92,6 +98,12 @@ def tune(
             checkpoint_seconds=checkpoint_seconds,
             watch=start("final run"),
         )
+    if (truth := out / TRUTH).exists() and record.status != "interrupted":
+        from undelta.studies.scoring import score_job
+
+        (record,) = [one for one in score_job(out, truth_path=truth) if one.key == record.key]
     print_table([record])
-    typer.echo(f"Pictures: {out / 'reconstruction.png'}\nView with: undelta report {out}")
+    print_verdicts(judge_records([record]))
+    where = shlex.quote(str(out))
+    typer.echo(f"Pictures: {out / 'reconstruction.png'} {PRIVATE}\nView with: undelta report {where}")
     exit_if_interrupted([record])

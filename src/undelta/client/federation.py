@@ -63,6 +63,29 @@ def federate(
     return model
 
 
+def advance(
+    model: nn.Module,
+    attacked: Sequence[State],
+    others: Sequence[Private],
+    scenario: Scenario,
+    image: ImageSpec,
+    *,
+    seed: int,
+    number: int,
+) -> None:
+    """Make the model the next round's: the attacked clients' states averaged with those of other participants."""
+    count = max(scenario.participants - len(attacked), 0)
+    chosen = torch.randperm(len(others), generator=stream("server", seed, "selection", "observed", number))[:count]
+    states, weights = [*attacked], [*scenario.weights[: len(attacked)]]
+    for k in (chosen + len(attacked)).tolist():
+        names = ("client", seed, "observed", number, k)
+        other = others[k - len(attacked)]
+        run = train(model, other, scenario.training, image, seed=names, defenses=scenario.protection)
+        states.append(run.state)
+        weights.append(scenario.weights[k])
+    model.load_state_dict({**model.state_dict(), **average(states, weights)})
+
+
 def average(states: Sequence[State], weights: Sequence[float]) -> State:
     """Σ ρ_k θ⁽ᵏ⁾ over the participants, their weights scaled to sum to one; counters take their maximum."""
     total = sum(weights)

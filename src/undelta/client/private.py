@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undelta.client.datasets.folders import read_shaped
 from undelta.errors import DataError
 from undelta.files import FORMAT, read_tensors, write_tensors
 from undelta.observation import Observation
+from undelta.observation.checks import FLOATS, kind
 from undelta.observation.file import digest_of
 
 
@@ -36,7 +38,7 @@ class Private:
 def save_private(private: Private, path: str | Path, scenario: dict[str, Any], observation: Observation) -> None:
     """Write the truth, with the scenario and the digest of the observation it belongs to, for scoring later."""
     metadata = {"format": FORMAT, "kind": "truth", "scenario": scenario, "observation": digest_of(observation)}
-    write_tensors(path, {"images": private.images, "labels": private.labels}, metadata)
+    write_tensors(path, {"images": private.images, "labels": private.labels}, metadata, private=True)
 
 
 def load_private(path: str | Path) -> tuple[Private, dict[str, Any], str]:
@@ -45,6 +47,23 @@ def load_private(path: str | Path) -> tuple[Private, dict[str, Any], str]:
     if set(tensors) != {"images", "labels"} or not isinstance(metadata.get("scenario"), dict):
         raise DataError(f"{path}: expected images, labels and a scenario, got {', '.join(sorted(tensors))}")
     private = Private(images=tensors["images"], labels=tensors["labels"])
+    if private.images.dtype not in FLOATS or private.labels.dtype != torch.int64:
+        found = f"{kind(private.images.dtype)} and {kind(private.labels.dtype)}"
+        raise DataError(f"{path}: expected images of float32 or float64 and labels of int64, got {found}")
     if not torch.isfinite(private.images).all():
         raise DataError(f"{path}: the images hold NaN or infinite values")
     return private, metadata["scenario"], str(metadata.get("observation"))
+
+
+UNKNOWN = -1
+"""The label of a picture whose class nobody said."""
+
+
+def private_pictures(folder: str | Path, observation: Observation) -> Private:
+    """The private images of a recorded update from a folder of pictures, whose labels are not known."""
+    _, images = read_shaped(Path(folder), observation.image.shape)
+    if len(images) != observation.num_samples:
+        raise DataError(
+            f"{folder}: expected the {observation.num_samples} pictures that the client trained on, got {len(images)}"
+        )
+    return Private(images=images, labels=torch.full((len(images),), UNKNOWN))

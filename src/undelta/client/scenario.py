@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undelta.client.datasets import MAX_CLASSES, Dataset, open_dataset, pick
+from undelta.client.datasets import Dataset, open_dataset, pick
 from undelta.client.defenses import Defense, DpSgd, check_defenses, make_defenses
 from undelta.client.private import Private
 from undelta.errors import ConfigError
 from undelta.models import build
+from undelta.models.checks import MOST_CLASSES
 from undelta.observation import Architecture, Builder, ImageSpec
 from undelta.observation.file import import_builder
+from undelta.observation.rounds import MOST_ROUNDS
 from undelta.seeding import stream
-from undelta.training import LocalTraining, LossName, NormMode
+from undelta.training import MOST_SAMPLES, LocalTraining, Recipe
 
 DEFAULT_SIZE = 32  # side of photographs, which have no native one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scenario:
+class Scenario(Recipe):
     """All that determines an update, given a seed. The attacked client is the first of ``clients``.
+
+    How clients train, apart from E, B and η, is a `Recipe`; plain SGD by default.
 
     Examples:
         >>> scenario = Scenario(data="digits", num_samples=6, epochs=3, batches=2, learning_rate=0.01)
@@ -53,13 +57,13 @@ class Scenario:
     epochs: int = 10
     batches: int = 4
     learning_rate: float = 0.004
-    loss: LossName = "cross_entropy"
-    norm_mode: NormMode = "train"
     rounds: int = 0
     """FedAvg rounds over all clients before the attacked one."""
+    observed_rounds: int = 1
+    """Consecutive rounds of the attacked client that the server sees, starting with the attacked one."""
     clients: int = 1
     participants: int = 1
-    """Clients that the server selects for each earlier round."""
+    """Clients that the server selects for each earlier round, and with the attacked ones for each observed round."""
     client_samples: tuple[int, ...] = ()
     """Samples of each client; empty: ``num_samples`` each. The first must equal ``num_samples``."""
     client_weights: tuple[float, ...] = ()
@@ -72,10 +76,19 @@ class Scenario:
     """What every client does to protect its data, in order: tables such as ``{"defense": "clipping", "norm": 1.0}``."""
 
     def __post_init__(self) -> None:
-        self.training.sizes(self.num_samples)
-        for key, least in (("num_samples", 1), ("clients", 1), ("rounds", 0)):
+        super().__post_init__()
+        if self.batch_size is not None:
+            object.__setattr__(self, "batches", self.training.cut(self.num_samples).number)
+        self.training.cut(self.num_samples)
+        for key, least in (("num_samples", 1), ("clients", 1), ("rounds", 0), ("observed_rounds", 1)):
             if getattr(self, key) < least:
                 raise ConfigError(f"expected {key} >= {least}, got {key}={getattr(self, key)}")
+        if self.observed_rounds > MOST_ROUNDS:
+            raise ConfigError(f"expected observed_rounds <= {MOST_ROUNDS}, got {self.observed_rounds}")
+        if self.clients * self.num_samples > MOST_SAMPLES:
+            raise ConfigError(
+                f"expected clients x num_samples <= {MOST_SAMPLES:,}, got {self.clients} x {self.num_samples}"
+            )
         for key in ("participants", "aggregate"):
             if not 1 <= getattr(self, key) <= self.clients:
                 raise ConfigError(f"expected 1 <= {key} <= clients={self.clients}, got {key}={getattr(self, key)}")
@@ -90,24 +103,18 @@ class Scenario:
                 f"got {self.client_samples[0]}"
             )
         for samples in self.client_samples:
-            self.training.sizes(samples)
+            self.training.cut(samples)
         finite = all(map(math.isfinite, self.client_weights))
         if self.client_weights and (not finite or min(self.client_weights) < 0 or sum(self.client_weights) <= 0):
             raise ConfigError(f"expected finite client_weights >= 0 that are not all 0, got {self.client_weights}")
-        if self.classes is not None and not 1 <= self.classes <= MAX_CLASSES:
-            raise ConfigError(f"expected 1 <= classes <= {MAX_CLASSES}, got classes={self.classes}")
-        check_defenses(self.defenses)
+        if self.classes is not None and not 1 <= self.classes <= MOST_CLASSES:
+            raise ConfigError(f"expected 1 <= classes <= {MOST_CLASSES}, got classes={self.classes}")
+        check_defenses(self.defenses, self.training)
 
     @property
     def training(self) -> LocalTraining:
         """What the server assigns to each client."""
-        return LocalTraining(
-            epochs=self.epochs,
-            batches=self.batches,
-            learning_rate=self.learning_rate,
-            loss=self.loss,
-            norm_mode=self.norm_mode,
-        )
+        return LocalTraining(**{field.name: getattr(self, field.name) for field in fields(LocalTraining)})
 
     @property
     def architecture(self) -> Architecture:
@@ -129,7 +136,7 @@ class Scenario:
         return make_defenses(self.defenses)
 
     def privacy(self, rounds: int | None = None) -> tuple[float | None, float] | None:
-        """(ε, δ) of a client that trains in this many rounds; if not given, in all up to the attacked one.
+        """(ε, δ) of a client that trains in this many rounds; by default, in all up to the last one observed.
 
         None without a defense that promises something; ε is None where it has no noise. A client that the server did
         not select for some of the rounds has lost less.
@@ -137,7 +144,7 @@ class Scenario:
         private = next((defense for defense in self.protection if isinstance(defense, DpSgd)), None)
         if private is None:
             return None
-        rounds = self.rounds + 1 if rounds is None else rounds
+        rounds = self.rounds + self.observed_rounds if rounds is None else rounds
         return private.epsilon(self.training, rounds=rounds), private.delta
 
     def builder(self) -> Builder | None:

@@ -1,7 +1,8 @@
 """The engine: gradients of mini-batches, and the way back through them. Both sides of the boundary may use it."""
 
 from undelta.engine.moments import MomentPrior, Moments
-from undelta.engine.network import MEMORY, Network
-from undelta.engine.rollout import Pulled, Rollout, Room, Step, rollout
+from undelta.engine.network import MEMORY, Known, Network
+from undelta.engine.rollout import Pulled, Rollout, rollout
+from undelta.engine.room import Room, Step
 
-__all__ = ["MEMORY", "MomentPrior", "Moments", "Network", "Pulled", "Rollout", "Room", "Step", "rollout"]
+__all__ = ["MEMORY", "Known", "MomentPrior", "Moments", "Network", "Pulled", "Rollout", "Room", "Step", "rollout"]

@@ -1,8 +1,11 @@
-"""Where an attack runs."""
+"""Where an attack runs, and how much memory there is."""
 
 from __future__ import annotations
 
 import os
+import resource
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -25,3 +28,21 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise ConfigError(f"the device {name!r} is not there: this machine has {gpus} CUDA devices; use --device auto")
     return device
+
+
+def memory_left(device: torch.device) -> int:
+    """Bytes that this process can still get, as far as the system tells."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    page, bounds = os.sysconf("SC_PAGE_SIZE"), [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        bounds.append(int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024)
+    with suppress(OSError, ValueError):  # a container's; "max" where it has none
+        group = Path("/sys/fs/cgroup")
+        bounds.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        with suppress(OSError, ValueError):
+            bounds.append(limit - int(Path("/proc/self/statm").read_text().split()[0]) * page)
+    return max(0, min(bounds))

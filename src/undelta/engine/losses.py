@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from undelta.training import LocalTraining
 
 
 class Loss(Protocol):
@@ -25,21 +28,32 @@ def _soft(labels: Tensor, outputs: Tensor) -> Tensor:
     return labels if labels.dim() == 2 else F.one_hot(labels, outputs.shape[1]).to(outputs)
 
 
+@dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
-    """L = −Σ_k y_k log softmax(z)_k; soft labels need not sum to one."""
+    """L = −Σ_k y_k log softmax(z)_k; soft labels need not sum to one. Smoothing mixes them with equal shares."""
+
+    smoothing: float = 0.0
+
+    def _labels(self, labels: Tensor, outputs: Tensor) -> Tensor:
+        soft = _soft(labels, outputs)
+        return soft * (1 - self.smoothing) + self.smoothing / outputs.shape[1] if self.smoothing else soft
 
     def delta(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """(p Σy − y)/n."""
-        soft = _soft(labels, outputs)
+        soft = self._labels(labels, outputs)
         return (outputs.softmax(1) * soft.sum(1, keepdim=True) - soft) / len(outputs)
 
     def delta_dot(self, outputs: Tensor, labels: Tensor, tangent: Tensor) -> Tensor:
         """Σy p (ż − ⟨p, ż⟩)/n."""
-        soft = _soft(labels, outputs)
-        return soft.sum(1, keepdim=True) * outputs.softmax(1) * -self.label_gradient(outputs, tangent)
+        soft = self._labels(labels, outputs)
+        return soft.sum(1, keepdim=True) * outputs.softmax(1) * -self._deviation(outputs, tangent)
 
     def label_gradient(self, outputs: Tensor, tangent: Tensor) -> Tensor:
-        """(⟨p, ż⟩ − ż)/n."""
+        """(⟨p, ż⟩ − ż)/n, less what smoothing takes from the labels."""
+        deviation = self._deviation(outputs, tangent)
+        return deviation * (1 - self.smoothing) if self.smoothing else deviation
+
+    def _deviation(self, outputs: Tensor, tangent: Tensor) -> Tensor:
         return ((outputs.softmax(1) * tangent).sum(1, keepdim=True) - tangent) / len(outputs)
 
 
@@ -59,4 +73,6 @@ class Squares:
         return -2 * tangent / len(outputs)
 
 
-LOSSES: dict[str, Loss] = {"cross_entropy": CrossEntropy(), "l2": Squares()}
+def derivatives_of(training: LocalTraining) -> Loss:
+    """Of the loss of a client's training."""
+    return Squares() if training.loss == "l2" else CrossEntropy(smoothing=training.label_smoothing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -13,17 +14,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from undelta.engine import losses, ranks
+from undelta.engine import ranks
+from undelta.engine.agreement import agrees, give_back, near
+from undelta.engine.losses import derivatives_of
 from undelta.engine.moments import Part, Slope, centered_and_squares
 from undelta.engine.norms import ONE_VALUE
-from undelta.engine.program import Pool, Pull
+from undelta.engine.program import Pool, Program, Pull
 from undelta.engine.tracing import trace
 from undelta.errors import ConfigError
-from undelta.seeding import stream
-from undelta.training import LOSSES, LocalTraining
+from undelta.training import LocalTraining
 from undelta.updates import Update, inner
 
 MEMORY = 2**30  # bytes
+FEW = 4  # images on which a trace is checked
+SMALL = (16, 32)  # or two that are cut to this side, if those will do
+ENOUGH = 16  # values over which a BatchNorm's statistics are those of no special case
 
 
 class Tape(Protocol):
@@ -43,15 +48,26 @@ class Tape(Protocol):
         """Of what every BatchNorm saw, by name."""
 
 
+@dataclass
+class Known:
+    """What is found out about a network as it is used; the same of all that are made by the same code."""
+
+    program: Program | None
+    checked: bool = False
+    couples: bool | None = None
+    activations: dict[tuple[int, int, int], int] = field(default_factory=dict)
+
+
 class Network:
     """A model, its loss and its mode, ready to be evaluated at any parameters.
 
     A module made of well-known layers is traced once, and its derivatives are swept by hand (`program`); any other is
-    left to autograd. Both give the same numbers, the first one faster.
+    left to autograd. Both give the same numbers, the first one faster. It has the model's own tensors, not copies of
+    them, and never writes to them.
     """
 
-    def __init__(self, model: nn.Module, training: LocalTraining) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False)
+    def __init__(self, model: nn.Module, training: LocalTraining, known: Known | None = None) -> None:
+        self.model = _sharing(model)
         self.model.train(training.norm_mode == "train")
         for module in self.model.modules():
             if isinstance(module, _BatchNorm) and module.training:
@@ -62,14 +78,22 @@ class Network:
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
         self.shares_statistics = ranks.shared() and ranks.share_statistics(self.model)
-        self._loss, self._derivatives = LOSSES[training.loss], losses.LOSSES[training.loss]
-        self._program = trace(self.model)
-        self._checked = False
+        self._loss, self._derivatives = training.criterion, derivatives_of(training)
+        self.known = known or Known(trace(self.model))
         self.memory = MEMORY  # what a rollout may keep in order to save time
-        self._couples: bool | None = None
-        self._activations: dict[tuple[int, int, int], int] = {}
         self._trained = [name for name, value in model.named_parameters() if value.requires_grad]
-        self._constants: dict[str, Tensor] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        self._constants: dict[str, Tensor] = {
+            name: value.detach() for name, value in (*self.model.named_parameters(), *self.model.named_buffers())
+        }
+
+    def another(self) -> Network:
+        """The same network with a memory limit of its own: what is found out about one is known of both."""
+        return copy.copy(self)
+
+    @property
+    def start(self) -> Update:
+        """The parameters that training moves, as the model has them."""
+        return {name: self._constants[name] for name in self._trained}
 
     def outputs(self, parameters: Update, images: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
@@ -95,8 +119,8 @@ class Network:
         images, labels = images.detach().contiguous(), labels.detach()
         with torch.no_grad():
             self._check(images)
-            if self._program:
-                given = (self._program, self._derivatives, self._constants, point, images, labels)
+            if self.known.program:
+                given = (self.known.program, self._derivatives, self._constants, point, images, labels)
                 return Pool(*given, share=share, gradient=gradient)
         return AutogradTape(self, point, images, labels, share)
 
@@ -105,63 +129,56 @@ class Network:
 
         Once, on a few images, in float64: outputs, gradient, and the gradient's derivatives.
         """
-        if self._checked or self._program is None:
+        if self.known.checked or self.known.program is None:
             return
-        self._checked = True
-        images = images[:4].detach().double().contiguous().requires_grad_()
-        constants = {
-            name: value.detach().double() if value.is_floating_point() else value
-            for name, value in self._constants.items()
-        }
-        point = {name: constants[name].requires_grad_() for name in self._trained}
-        with torch.enable_grad():
-            outputs = self.outputs({**constants, **point}, images)
-            labels = torch.zeros(len(outputs), dtype=torch.int64, device=images.device)
-            loss = self._loss(outputs, labels)
-            gradients = torch.autograd.grad(
-                loss, list(point.values()), create_graph=True, allow_unused=True, materialize_grads=True
-            )
-            draw = stream("engine", "check")
-            mu = {
-                name: torch.randn(value.shape, generator=draw, dtype=torch.float64).to(value.device)
-                for name, value in point.items()
-            }
-            product = inner(dict(zip(point, gradients, strict=True)), mu)
-        told = [outputs, *gradients]
-        if product.requires_grad:
-            wanted = [images, *point.values()]
-            told.extend(torch.autograd.grad(product, wanted, allow_unused=True, materialize_grads=True))
+        self.known.checked = True
+        point = self.start
+        give_back(point)
+        given = (self.known.program, self._derivatives, self._loss, self._constants, point)
+        sizes = (images[:2, ..., :side, :side] for side in SMALL)
+        few = next((part for part in sizes if self._takes(part)), images[:FEW])
+        if not agrees(*given, self.outputs, few):
+            self.known.program = None
+        give_back(point)
+
+    def _takes(self, images: Tensor) -> bool:
+        """Whether images of this size fit the model, and are enough for statistics: a trace is the same at any size."""
+        counts = [ENOUGH]
+
+        def count(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            counts.append(inputs[0].numel() // inputs[0].shape[1])
+
+        norms = [module for module in self.model.modules() if isinstance(module, _BatchNorm) and module.training]
+        hooks = [module.register_forward_pre_hook(count) for module in norms]
         try:
-            swept = Pool(self._program, self._derivatives, constants, point, images, labels)
-            pulled = swept.pull(mu, parameters=True)
-            assert pulled.parameters is not None  # noqa: S101
-            found = [swept.outputs, *swept.gradient.values(), pulled.images, *pulled.parameters.values()]
-            same = len(found) == len(told) and _near(found, told)
-        except (RuntimeError, LookupError):  # shapes that do not fit
-            same = False
-        if not same:
-            self._program = None
+            self.outputs(self._constants, images)
+        except (RuntimeError, ConfigError):
+            return False
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return min(counts) >= ENOUGH
 
     def couples(self, images: Tensor) -> bool:
         """Whether the samples of a mini-batch see one another, so that it cannot be cut into parts."""
-        if self._couples is None:
+        if self.known.couples is None:
             with torch.no_grad():
                 self._check(images)
-            if self._program:
-                self._couples = self._program.couples
+            if self.known.program:
+                self.known.couples = self.known.program.couples
             elif any(isinstance(module, _BatchNorm) and module.training for module in self.model.modules()):
-                self._couples = True
+                self.known.couples = True
             else:  # a custom layer may do anything: ask it
                 parameters: Update = dict(self.model.named_parameters())
                 with torch.no_grad():
                     together, alone = (self.outputs(parameters, part) for part in (images[:2], images[:1]))
-                self._couples = not _near([together[:1]], [alone])
-        return self._couples
+                self.known.couples = not near(together[:1], alone)
+        return self.known.couples
 
     def activations(self, image_shape: tuple[int, int, int]) -> int:
         """How many values the modules put out for one image: what a tape of it has to hold, about."""
-        if image_shape in self._activations:
-            return self._activations[image_shape]
+        if image_shape in self.known.activations:
+            return self.known.activations[image_shape]
         counts: list[int] = []
 
         def count(module: nn.Module, inputs: object, output: object) -> None:
@@ -177,17 +194,14 @@ class Network:
         finally:
             for hook in hooks:
                 hook.remove()
-        self._activations[image_shape] = sum(counts) // 2
-        return self._activations[image_shape]
+        self.known.activations[image_shape] = sum(counts) // 2
+        return self.known.activations[image_shape]
 
 
-def _near(found: list[Tensor], expected: list[Tensor]) -> bool:
-    """Whether all are equal but for rounding, each measured by its own size."""
-    return all(
-        one.shape == other.shape
-        and bool((one - other).norm() <= torch.finfo(other.dtype).eps ** 0.5 * (other.norm() + 1e-3))
-        for one, other in zip(found, expected, strict=True)
-    )
+def _sharing(model: nn.Module) -> nn.Module:
+    """A copy of the model with the same tensors; none of them requires a gradient."""
+    parameters = {id(value): nn.Parameter(value.detach(), requires_grad=False) for value in model.parameters()}
+    return copy.deepcopy(model, {**parameters, **{id(value): value.detach() for value in model.buffers()}})
 
 
 class AutogradTape:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import Tensor
 
 from undelta.engine.losses import Loss
 from undelta.engine.moments import Part, Slope
 from undelta.engine.norms import Norm
-from undelta.engine.ops import Cell, Maybe, Operation, given
+from undelta.engine.ops import Cell, Maybe, Operation, Parameters, given
 from undelta.updates import Update
 
 
@@ -53,8 +53,8 @@ class Pool:
         self,
         program: Program,
         loss: Loss,
-        constants: Mapping[str, Tensor],
-        point: Update,
+        constants: Parameters,
+        point: Parameters,
         images: Tensor,
         labels: Tensor,
         *,
@@ -63,7 +63,7 @@ class Pool:
     ) -> None:
         self.program, self.loss, self.point = program, loss, point
         self.labels, self.share = labels, share
-        self.at = ChainMap[str, Tensor](dict(point), dict(constants))
+        self.at: Parameters = ChainMap(cast("Update", point), cast("Update", constants))  # it is only read
         self.cells = [Cell() for _ in program.nodes]
         values: list[Maybe] = [images, *[None] * len(program.nodes)]
         dying = _last_uses(program)
@@ -90,7 +90,7 @@ class Pool:
             self._collect(gradient, back.parameters)
         return self._complete(gradient) if wanted else {}
 
-    def pull(self, mu: Update, *, parameters: bool, sources: Mapping[str, Slope] | None = None) -> Pull:
+    def pull(self, mu: Parameters, *, parameters: bool, sources: Mapping[str, Slope] | None = None) -> Pull:
         """The derivatives of ⟨mu, g⟩; those by the parameters only where asked.
 
         ``sources`` adds, for BatchNorms by name, the gradient of something else by their inputs.

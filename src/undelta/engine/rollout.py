@@ -1,13 +1,12 @@
-"""SGD over given mini-batches, with the exact pullback of their sum: the map G of the paper, and the way back.
+"""Training over given mini-batches, with the exact pullback of their sum: the map G of the paper, and the way back.
 
-It is the same map (AWA eq_delta_theta) on both sides of the boundary; only its inputs differ.
+It is the same map (AWA eq_delta_theta) on both sides of the boundary; only its inputs differ. Optimizers other than
+plain SGD are steps of `undelta.stepping`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -17,18 +16,10 @@ from undelta.engine import ranks
 from undelta.engine.moments import MomentPrior, Tally
 from undelta.engine.network import Network, Tape
 from undelta.engine.program import Pool, Pull
+from undelta.engine.room import Room, Step
 from undelta.errors import ConfigError
+from undelta.stepping import Memory, Place, Stepping
 from undelta.updates import Update
-
-HELD = 4  # values that a tape holds per value that the network computes, about: values, adjoints, tangents
-
-
-class Step(NamedTuple):
-    """One SGD step: a mini-batch and its learning rate."""
-
-    images: Tensor  # (n, C, H, W), normalized
-    labels: Tensor  # (n,) classes, or (n, classes) probabilities
-    learning_rate: float
 
 
 class Pulled(NamedTuple):
@@ -40,31 +31,6 @@ class Pulled(NamedTuple):
 
 
 Pullback: TypeAlias = Callable[[Update], Pulled]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Room:
-    """How much of a rollout is kept for its way back, and how much is computed again."""
-
-    chunk: int  # samples on one tape
-    tapes: int  # tapes kept
-    points: int  # steps between two parameter copies that are kept
-
-    @staticmethod
-    def of(network: Network, steps: Sequence[Step], *, share: float = 1.0) -> Room:
-        """What fits into this share of the network's memory; never less than one sample needs."""
-        limit = int(network.memory * share)
-        images = max((step.images for step in steps), key=len)
-        size, channels, height, width = images.shape
-        needed = HELD * images.element_size() * network.activations((channels, height, width))
-        samples = max(1, limit // max(1, needed))
-        chunk = size if network.couples(images) else min(size, samples)
-        copy = sum(value.numel() * value.element_size() for value in network.model.parameters())
-        copies = max(2, limit // max(1, copy))
-        # With a copy at every k-th step, T/k + k copies are held at once.
-        least = math.isqrt(len(steps)) or 1
-        points = next((k for k in range(1, least + 1) if len(steps) / k + k <= copies + 1), least)
-        return Room(chunk=chunk, tapes=max(1, samples // chunk), points=points)
 
 
 class Rollout(NamedTuple):
@@ -83,6 +49,7 @@ def rollout(
     pull_start: bool = False,
     prior: MomentPrior | None = None,
     room: Room | None = None,
+    stepping: Stepping | None = None,
 ) -> Rollout:
     """SGD from ``start`` over ``steps``: the update −Σ η g (AWA eq_delta_theta) and its exact pullback.
 
@@ -93,7 +60,11 @@ def rollout(
 
     ``prior`` is a penalty on what BatchNorms see of each mini-batch, averaged over the steps; the pullback adds its
     gradient. ``pull_start`` also returns the cotangent of the starting point, at the price of one more derivative.
+
+    ``stepping`` is an optimizer other than plain SGD, which begins with an empty memory.
     """
+    if stepping:
+        return _stepped(network, start, steps, stepping, prior, room)
     path = _Path(network, start, steps, room or Room.of(network, steps), prior)
     update = path.walk()
 
@@ -110,23 +81,68 @@ def rollout(
                 torch._foreach_add_(
                     [mu[name] for name in pulled.parameters], list(pulled.parameters.values()), alpha=-rate
                 )
-        # Every rank has the cotangents of its own samples; the others' are zero.
-        ranks.sum_over_ranks([*images, *[part for part in labels if part is not None]])
+        _share(images, labels)
         end = {name: mu[name] - cotangent[name] for name in mu} if pull_start else None
         return Pulled(images[::-1], labels[::-1], end)
 
     return Rollout(update, path.penalty, pullback)
 
 
+def _stepped(
+    network: Network,
+    start: Update,
+    steps: Sequence[Step],
+    stepping: Stepping,
+    prior: MomentPrior | None,
+    room: Room | None,
+) -> Rollout:
+    """The same with an optimizer's memory, whose cotangent walks back beside that of the parameters."""
+    first = stepping.start(start)
+    copies = 2 + len(first.memory) + (not stepping.linear)
+    path = _Path(network, start, steps, room or Room.of(network, steps, copies=copies), prior, scaled=False)
+    last = path.walk_stepped(stepping, first)
+
+    def pullback(cotangent: Update) -> Pulled:
+        mu, images, labels = cotangent, list[Tensor](), list[Tensor | None]()
+        zeros = {name: torch.zeros_like(value) for name, value in cotangent.items()}
+        memory: Memory = (zeros,) * len(first.memory)
+        for index, place, gradient in path.places_backward(stepping):
+            back = stepping.pull(place, gradient, steps[index].rates, memory, mu)
+            pulled = path.pull(index, place.point, back.gradient, parameters=index > 0)
+            images.append(pulled.images)
+            labels.append(pulled.labels)
+            mu, memory = _moved(back.place, mu), back.memory
+            if pulled.parameters is not None:
+                mu = _moved(pulled.parameters, mu)
+        _share(images, labels)
+        return Pulled(images[::-1], labels[::-1], None)
+
+    return Rollout(last.moved, path.penalty, pullback)
+
+
+def _share(images: list[Tensor], labels: list[Tensor | None]) -> None:
+    """Every rank has the cotangents of its own samples; the others' are zero."""
+    ranks.sum_over_ranks([*images, *[part for part in labels if part is not None]])
+
+
 class _Path:
     """One walk along the steps, and what is kept of it for the way back."""
 
     def __init__(
-        self, network: Network, start: Update, steps: Sequence[Step], room: Room, prior: MomentPrior | None
+        self,
+        network: Network,
+        start: Update,
+        steps: Sequence[Step],
+        room: Room,
+        prior: MomentPrior | None,
+        *,
+        scaled: bool = True,
     ) -> None:
         self.network, self.start, self.steps, self.room, self.prior = network, start, steps, room, prior
+        self.scaled = scaled  # whether the caller of `pull` multiplies by −η
         self.penalty = next(iter(start.values())).new_zeros(())
         self._points: dict[int, Update] = {}
+        self._places: dict[int, tuple[Place, Update | None]] = {}  # with an optimizer; and the gradient there
         self._tapes: dict[tuple[int, int], Tape] = {}  # by step and first sample
         self._tallies = [Tally() for _ in steps]
 
@@ -156,6 +172,40 @@ class _Path:
             for offset in reversed(range(len(stretch))):
                 yield first + offset, stretch.pop()
 
+    def walk_stepped(self, stepping: Stepping, place: Place) -> Place:
+        """The place at the end."""
+        keep_gradients = self.room.points == 1 and not stepping.linear
+        for index in range(len(self.steps)):
+            gradient = self._gradient(index, place.point, first=True)
+            if index % self.room.points == 0:
+                self._places[index] = (place, gradient if keep_gradients else None)
+            if self.prior:
+                self.penalty = self.penalty + self._tallies[index].penalty(self.prior) / len(self.steps)
+            place = self._stepped(stepping, index, place, gradient)
+        return place
+
+    def _stepped(self, stepping: Stepping, index: int, place: Place, gradient: Update) -> Place:
+        rates = self.steps[index].rates
+        memory, change = stepping.step(place, gradient, rates)
+        moved = _moved(change, place.moved)
+        return Place(_moved(self.start, moved), moved, memory, place.taken + len(rates))
+
+    def places_backward(self, stepping: Stepping) -> Iterator[tuple[int, Place, Update]]:
+        """Every step, the place it was taken at and, unless the optimizer is linear, its gradient; last first."""
+        for first in sorted(self._places, reverse=True):
+            place, gradient = self._places[first]
+            last = min(first + self.room.points, len(self.steps)) - 1
+            stretch = []
+            for index in range(first, last + 1):
+                if gradient is None and (index < last or not stepping.linear):
+                    gradient = self._gradient(index, place.point, first=False)
+                stretch.append((index, place, gradient or {}))
+                if index < last:
+                    assert gradient is not None  # noqa: S101
+                    place, gradient = self._stepped(stepping, index, place, gradient), None
+            while stretch:
+                yield stretch.pop()
+
     def _parts(self, index: int) -> list[slice]:
         """This rank's samples of a mini-batch, chunk by chunk."""
         images = self.steps[index].images
@@ -172,7 +222,7 @@ class _Path:
         return [slice(i, min(i + self.room.chunk, own.stop)) for i in range(own.start, own.stop, self.room.chunk)]
 
     def _tape(self, index: int, point: Update, part: slice, *, gradient: bool) -> Tape:
-        images, labels, _ = self.steps[index]
+        images, labels = self.steps[index][:2]
         share = (part.stop - part.start) / len(images)
         return self.network.tape(point, images[part], labels[part], share=share, gradient=gradient)
 
@@ -205,7 +255,7 @@ class _Path:
 
     def pull(self, index: int, point: Update, mu: Update, *, parameters: bool) -> Pull:
         """The derivatives of ⟨mu, g⟩ at one step, and of the prior."""
-        images, labels, _ = self.steps[index]
+        images, labels = self.steps[index][:2]
         image_part = torch.zeros_like(images)
         label_part = torch.zeros_like(labels) if labels.is_floating_point() else None
         total: Update = {}
@@ -224,8 +274,8 @@ class _Path:
     def _pull_part(self, index: int, point: Update, part: slice, mu: Update, *, parameters: bool) -> Pull:
         tape = self._tapes.pop((index, part.start), None) or self._tape(index, point, part, gradient=False)
         sources = None
-        if self.prior:  # the caller multiplies by −η
-            factor = -1 / (self.steps[index].learning_rate * len(self.steps))
+        if self.prior:
+            factor = -1 / (self.steps[index].learning_rate * len(self.steps)) if self.scaled else 1 / len(self.steps)
             sources = self._tallies[index].slopes(factor)
         return tape.pull(mu, parameters=parameters, sources=sources)
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from undelta.attacker.objective import Objective, Problem, Value, decode
 from undelta.attacker.paths import StraightPath
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.attacker.replays import CoarseRollout, FullRollout, InterpolatedEpoch, OneStep, ReplayPart
+from undelta.attacker.replay import ReplayPart
+from undelta.attacker.replays import CoarseRollout, FullRollout, InterpolatedEpoch, OneStep
 from undelta.client.private import Private
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
@@ -116,7 +117,8 @@ def value_at_truth(
 ) -> Value:
     """An objective at the private images."""
     problem = Problem(objective, observation, stream("evaluation", "floor"))
-    places = torch.arange(len(private)) if order is None else order.cpu()
+    # The order is that of the first round; others were shuffled anew.
+    places = torch.arange(len(private)) if order is None or observation.further else order.cpu()
     return problem.at(private.images[places], private.labels[places], learned)
 
 

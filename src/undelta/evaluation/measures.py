@@ -42,6 +42,12 @@ _ALL = (
         threshold=RECOVERED_PSNR,
     ),
     Metric(
+        key="gain",
+        title="Gain",
+        form="+.1f",
+        hint="decibels above the best guess without the update: mean color, public mean, or noise",
+    ),
+    Metric(
         key="ssim",
         title="SSIM",
         form=".3f",

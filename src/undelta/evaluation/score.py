@@ -12,6 +12,7 @@ from undelta.attacker.reconstruction import Reconstruction
 from undelta.client.private import Private
 from undelta.errors import DataError
 from undelta.evaluation.backbones import BackboneName
+from undelta.evaluation.baselines import Baseline, baselines
 from undelta.evaluation.floor import Floor, floor
 from undelta.evaluation.lpips import CHANNELS, load_lpips
 from undelta.evaluation.metrics import RECOVERED_PSNR, fraction_recovered, mse, psnr, ssim
@@ -47,6 +48,8 @@ class Score:
     recovered_psnr: float = RECOVERED_PSNR
     floor: Floor | None = None
     """The attack's own objective at the private images; None without the observation."""
+    baselines: dict[str, Baseline] = field(default_factory=dict, repr=False)
+    """What guesses without any update are worth."""
 
 
 def score(
@@ -110,6 +113,7 @@ def score(
         recovered_psnr=recovered_psnr,
         lpips_backbone=lpips_backbone,
         floor=floor(reconstruction, private, observation, order=first_order) if observation else None,
+        baselines=baselines(truth),
         **{name: _mean(column) for name, column in columns.items()},
     )
 

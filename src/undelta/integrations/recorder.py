@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from undelta.errors import ConfigError, DataError
 from undelta.files import make_folder, refused
 from undelta.observation import Architecture, ImageSpec, Observation
 from undelta.observation.assemble import count_classes, make_model, observe, training_from
+from undelta.observation.consistency import consistency
 from undelta.observation.file import save_observation
 from undelta.schema import parse
 from undelta.trials.record import describe_observation
@@ -108,7 +110,7 @@ class Recorder:
         with self._alone():
             self._check_room(path, size)
             _write(observation, private, path)
-        for note in (*notes, *more):
+        for note in (*notes, *more, *consistency(observation)):
             self._say(f"undelta: recorded, but note: {note}")
 
     def _check_room(self, path: Path, size: int) -> None:
@@ -156,14 +158,18 @@ class Recorder:
 
 
 def _write(observation: Observation, private: Private | None, path: Path) -> None:
-    """The truth first: an update without the truth that was to go with it cannot be scored."""
-    truth = path.with_name(f"truth-{path.name}")
-    for old in (path, truth):  # of an earlier run
-        old.unlink(missing_ok=True)
+    """Both files or none; those of an earlier run make way when the new ones are whole."""
+    truth, new = path.with_name(f"truth-{path.name}"), path.with_name(f".{path.stem}.new")
+    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+    make_folder(new)
     try:
+        save_observation(observation, new / path.name)
         if private is not None:
-            save_private(private, truth, describe_observation(observation), observation)
-        save_observation(observation, path)
-    except BaseException:
-        truth.unlink(missing_ok=True)
-        raise
+            save_private(private, new / truth.name, describe_observation(observation), observation)
+        with refused(f"cannot write {path}", ConfigError):
+            truth.unlink(missing_ok=True)  # first: an update beside the truth of another cannot be scored
+            (new / path.name).replace(path)
+            if private is not None:
+                (new / truth.name).replace(truth)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)

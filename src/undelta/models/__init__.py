@@ -11,6 +11,7 @@ from torch import nn
 from undelta.errors import ConfigError
 from undelta.models import cnn, convnet, lenet, mlp, resnet, vgg, vit
 from undelta.models.checks import Shape, show
+from undelta.models.sketch import sketched
 
 __all__ = ["MODELS", "MOST_PARAMETERS", "build"]
 
@@ -52,7 +53,7 @@ def build(name: str, arguments: Mapping[str, object], *, shape: Shape, classes: 
     for key in arguments:
         if key not in accepted:
             raise ConfigError(f"unknown argument {show(key)} of model {name}; it accepts {', '.join(accepted)}")
-    with torch.device("meta"):  # Costs no memory, and draws no random numbers.
+    with sketched():
         sketch = builder(shape=shape, classes=classes, **arguments)
     total = sum(parameter.numel() for parameter in sketch.parameters())
     if total > MOST_PARAMETERS:
@@ -60,4 +61,6 @@ def build(name: str, arguments: Mapping[str, object], *, shape: Shape, classes: 
             f"expected at most {MOST_PARAMETERS:,} parameters, got {total:,} for model {name}. "
             "Use a smaller width, or smaller images."
         )
+    if torch.empty(0).is_meta:  # within `sketched`
+        return sketch
     return builder(shape=shape, classes=classes, **arguments)

@@ -10,6 +10,9 @@ from undelta.errors import ConfigError
 Shape = tuple[int, int, int]
 """Of one image: channels, height, width."""
 
+MOST_CLASSES = 100_000
+"""A larger label is a date or a serial number, and a model with as many outputs would not fit anywhere."""
+
 
 def show(value: object) -> str:
     """``value`` on one short line, for a message."""
@@ -58,7 +61,7 @@ def image_shape(shape: object, *, least: int = 1) -> Shape:
 
 def num_classes(classes: object) -> int:
     """``classes`` if a classifier can have that many."""
-    return integer("classes", classes, 1, 100_000)
+    return integer("classes", classes, 1, MOST_CLASSES)
 
 
 def layer_width(width: object) -> int:

@@ -6,7 +6,7 @@ They come from checkpoints (`checkpoint`) or from the messages of a framework (`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from undelta.errors import ConfigError
 from undelta.observation.checkpoint import Notes
 from undelta.observation.file import import_builder
-from undelta.observation.fitting import check_pair, compare_steps, fit, same_precision
-from undelta.observation.observation import Architecture, Hyperparameter, ImageSpec, Observation
-from undelta.schema import parse
+from undelta.observation.fitting import check_pair, compare_frozen, compare_steps, fit, same_precision
+from undelta.observation.observation import HYPERPARAMETERS, Hyperparameter, Observation
+from undelta.observation.specs import Architecture, ImageSpec
+from undelta.schema import numbers, parse
 from undelta.seeding import global_stream
-from undelta.training import LocalTraining
-
-HYPERPARAMETERS: tuple[Hyperparameter, ...] = get_args(Hyperparameter)
+from undelta.training import LocalTraining, Recipe, check_samples
+from undelta.updates import freeze
 
 
 def make_model(architecture: Architecture, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -48,10 +48,16 @@ SPELLINGS = {
     "batches": ("batches",),
     "batch_size": ("batch-size",),
     "learning_rate": ("learning-rate", "lr"),
-    "loss": ("loss",),
-    "norm_mode": ("norm-mode",),
+    **{field.name: (field.name.replace("_", "-"),) for field in fields(Recipe) if field.name != "batch_size"},
+    "weight_decay": ("weight-decay", "wd"),
+    "adam_epsilon": ("adam-epsilon", "eps"),
+    "clip_norm": ("clip-norm", "max-grad-norm"),
+    "proximal": ("proximal", "proximal-mu"),
 }
 """How configurations call a client's hyperparameters; underscores may stand for dashes."""
+
+LISTS = {"betas": float, "trained": str}
+"""Fields that a configuration may spell as one text, with commas."""
 
 CUTS = {"batches", "batch_size"}
 
@@ -65,6 +71,8 @@ def hyperparameters(*configurations: Mapping[str, object]) -> dict[str, object]:
         if found.keys() & CUTS:  # a number of batches replaces an earlier size of them, and the reverse
             told = {key: value for key, value in told.items() if key not in CUTS}
         told |= found
+    if str(told.get("optimizer")).lower() not in ("adam", "adamw"):
+        told.pop("adam_epsilon", None)  # an eps may be anything else's, such as a privacy budget
     return told
 
 
@@ -78,35 +86,37 @@ def training_from(
         >>> training.epochs, training.batches, unknown
         (2, 3, ('learning_rate',))
     """
+    check_samples(num_samples)
     given = hyperparameters(settings)
+    for key, kind in LISTS.items():
+        if isinstance(words := given.get(key), str):
+            given[key] = tuple(word.strip() for word in words.split(",")) if kind is str else numbers(key, words, float)
+    if isinstance(optimizer := given.get("optimizer"), str):
+        given["optimizer"] = optimizer.lower()
     size = given.pop("batch_size", None)
     notes = Notes()
     if size is not None and "batches" in given:
         raise ConfigError("expected batches or a batch size, got both; leave one out")
     if size is not None:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(f"expected a whole batch size of at least 1, got {size!r}")
-        given["batches"], notes = _batches(size, num_samples)
-    if "batches" not in given:
-        raise ConfigError("expected the number of mini-batches (batches) or their size (batch-size), got neither")
+            raise ConfigError(f"expected a whole batch size of at least 1, got {repr(size)[:100]}")
+        given |= _batches(size, bool(given.get("drop_last")), num_samples)
     unknown: tuple[Hyperparameter, ...] = tuple(key for key in HYPERPARAMETERS if key not in given)
     if unknown:
         given |= dict.fromkeys(unknown, 1)
-        notes.append(f"no {' and no '.join(unknown)}: attacks that replay the client's steps do not apply")
+        notes.append(
+            f"no {' and no '.join(unknown)}: attacks that need this do not apply; strongest learns SGD's path length"
+        )
     return parse(LocalTraining, given, where="training", error=ConfigError), unknown, notes
 
 
-def _batches(size: int, num_samples: int) -> tuple[int, Notes]:
-    """How many mini-batches a data loader makes, and a note if undelta's are of other sizes."""
-    count = -(-num_samples // size)
-    loaded = (*[size] * (count - 1), num_samples - size * (count - 1))
-    replayed = LocalTraining(epochs=1, batches=count, learning_rate=1.0).sizes(num_samples)
-    if loaded == replayed:
-        return count, Notes()
-    return count, [
-        f"a loader of batch size {size} makes mini-batches of {size} and a last one of {loaded[-1]}; attacks replay "
-        f"{count} of {replayed[0]} and a last one of {replayed[-1]}, which is near but not the same"
-    ]
+def _batches(size: int, drop_last: bool, num_samples: int) -> dict[str, int]:
+    """How many mini-batches a data loader makes; and their size, if the number alone would cut them differently."""
+    loader = LocalTraining(epochs=1, batches=1, learning_rate=1.0, batch_size=size, drop_last=drop_last)
+    loaded = loader.cut(num_samples)
+    own = replace(loader, batches=loaded.number, batch_size=None, drop_last=False)
+    same = not drop_last and own.cut(num_samples) == loaded
+    return {"batches": loaded.number} if same else {"batches": loaded.number, "batch_size": size}
 
 
 def observe(
@@ -126,7 +136,7 @@ def observe(
 
     Args:
         before: What the client was sent; all of the model's state.
-        after: What it returned; buffers may be missing.
+        after: What it returned; buffers and frozen parameters may be missing.
         model: A built-in model, or ``package.module:function``: it is imported, since you name it.
         image: What the model's inputs look like.
         training: What the client was told to do.
@@ -141,6 +151,7 @@ def observe(
     """
     architecture = Architecture(name=model, arguments=dict(model_arguments or {}))
     network = make_model(architecture, shape=image.shape, classes=image.classes)
+    freeze(network, training.trained)
     found = count_classes(network, image.shape)
     if found != image.classes:
         raise ConfigError(f"the model gives {found} logits, but {image.classes} classes were named")
@@ -148,8 +159,8 @@ def observe(
     received, more = fit(after, network, where=names[1], received=True)
     initial, received = same_precision(initial, received)
     check_pair(initial, received, network, names)
-    notes += more
-    if "epochs" not in unknown:
+    notes += [*more, *compare_frozen(initial, received, network)]
+    if not {"epochs", "batches"} & {*unknown}:
         notes += compare_steps(initial, received, training)
     observation = Observation(
         architecture=architecture,

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
-from undelta.errors import ObservationError
-from undelta.models import MOST_PARAMETERS
+from undelta.errors import ObservationError, UndeltaError
+from undelta.files import check_unpacked, open_tensors
 from undelta.schema import unknown
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
 """Keys under which training scripts put a model's state, beside optimizers and epochs."""
-
-MOST_BYTES = 8 * MOST_PARAMETERS
-"""What an archive may unpack to: the largest model in float64."""
 
 Notes = list[str]
 """What the user should know of how a file was read; no reason to refuse it."""
@@ -50,15 +49,14 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], Notes]:
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Notes]:
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with open_tensors(path) as file:
             return {name: file.get_tensor(name) for name in file.keys()}, []  # noqa: SIM118
     except (SafetensorError, OSError, UnicodeDecodeError, ValueError, RuntimeError) as problem:
         raise ObservationError(f"{path}: not a readable safetensors file, or truncated ({_line(problem)})") from problem
 
 
 def _read_torch(path: Path) -> tuple[dict[str, Tensor], Notes]:
-    if zipfile.is_zipfile(path):
-        _check_size(path)
+    check_stored(path, ObservationError)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of formats that torch no longer likes; they are read all the same
@@ -96,16 +94,25 @@ def _unwrapped(content: object, path: Path) -> tuple[dict[str, Tensor], Notes]:
 
 
 def _read_npz(path: Path) -> tuple[dict[str, Tensor], Notes]:
-    _check_size(path)
+    return {name: torch.from_numpy(array) for name, array in read_arrays(path, ObservationError).items()}, []
+
+
+def read_arrays(
+    path: Path, error: type[UndeltaError], names: Collection[str] | None = None
+) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an .npz file by name, all or some; its directory says how much is unpacked, and is checked."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return {info.filename.removesuffix(".npy"): _read_member(archive, info) for info in archive.infolist()}, []
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            wanted = {name: info for name, info in members.items() if names is None or name in names}
+            check_unpacked(path.stat().st_size, sum(info.file_size for info in wanted.values()))
+            return {name: _read_member(archive, info) for name, info in wanted.items()}
     except Exception as problem:
         # Headers of arrays are Python literals, read by Python's tokenizer and parser: these fail in many ways, too.
-        raise ObservationError(f"{path}: not a readable .npz file, or truncated ({_line(problem)})") from problem
+        raise error(f"{path}: not a readable .npz file, or truncated ({_line(problem)})") from problem
 
 
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Tensor:
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
     with archive.open(info) as stream:
         version = np.lib.format.read_magic(stream)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -117,18 +124,20 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Tensor:
         array = np.lib.format.read_array(stream, allow_pickle=False)
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{info.filename} holds {array.dtype}, no numbers")
-    return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))).reshape(array.shape))
+    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))).reshape(array.shape)
 
 
-def _check_size(path: Path) -> None:
-    """Refuse a bomb. Sizes in a zip's directory bind: no more than that is ever unpacked."""
+def check_stored(path: Path, error: type[UndeltaError]) -> None:
+    """Refuse a PyTorch file that packs its tensors, which PyTorch never does: it may unpack to anything."""
     try:
+        if not zipfile.is_zipfile(path):  # PyTorch's old format, whose tensors are as long as the file says
+            return
         with zipfile.ZipFile(path) as archive:
-            total = sum(info.file_size for info in archive.infolist())
+            members = archive.infolist()
+        if sum(info.file_size for info in members) > path.stat().st_size:
+            raise ValueError("its members are compressed, or larger than the file")
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
-        raise ObservationError(f"{path}: a damaged archive ({_line(problem)})") from problem
-    if total > MOST_BYTES:
-        raise ObservationError(f"{path}: unpacks to {total:,} bytes, more than the {MOST_BYTES:,} of any model here")
+        raise error(f"{path}: a damaged archive ({_line(problem)})") from problem
 
 
 def _line(problem: BaseException) -> str:

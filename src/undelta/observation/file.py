@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from undelta.errors import ConfigError, ObservationError, UndeltaError
 from undelta.files import FORMAT, read_tensors, seal_of, write_tensors
-from undelta.observation.observation import Architecture, Builder, Hyperparameter, ImageSpec, Observation
+from undelta.observation.observation import Hyperparameter, Observation
+from undelta.observation.rounds import MOST_ROUNDS, together
+from undelta.observation.specs import Architecture, Builder, ImageSpec
 from undelta.schema import import_part, parse
-from undelta.training import LocalTraining
+from undelta.training import LocalTraining, spelled
 
 KIND = "observation"
 
@@ -30,6 +32,8 @@ class _Metadata:
     num_samples: int
     image: ImageSpec
     unknown: tuple[Hyperparameter, ...] = ()
+    further: tuple[LocalTraining, ...] = ()
+    """Of every other round, where there are some."""
 
 
 def save_observation(observation: Observation, path: str | Path) -> None:
@@ -50,17 +54,34 @@ def save_observation(observation: Observation, path: str | Path) -> None:
 
 
 def _contents(observation: Observation) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    metadata = asdict(_Metadata(**{field.name: getattr(observation, field.name) for field in fields(_Metadata)}))
-    tensors = {f"initial/{name}": tensor for name, tensor in observation.initial.items()}
-    tensors |= {f"received/{name}": tensor for name, tensor in observation.received.items()}
+    kept = {field.name: getattr(observation, field.name) for field in fields(_Metadata) if field.name != "further"}
+    metadata = asdict(_Metadata(**kept))
+    metadata["training"] = spelled(observation.training)  # so that files of plain SGD stay what they were
+    metadata["further"] = [spelled(one.training) for one in observation.further]
+    if not observation.further:
+        del metadata["further"]  # and those of one round
+    tensors: dict[str, Tensor] = {}
+    for number, one in enumerate(observation.rounds):
+        for side, state in (("initial", one.initial), ("received", one.received)):
+            tensors |= {f"{_side(side, number)}/{name}": tensor for name, tensor in state.items()}
     if observation.labels is not None:
         tensors["labels"] = observation.labels
     return tensors, {"format": FORMAT, "kind": KIND, **metadata}
 
 
+def _side(side: str, number: int) -> str:
+    """What the names of a round's tensors begin with."""
+    return f"{side} {number + 1}" if number else side
+
+
 def digest_of(observation: Observation) -> str:
     """What identifies an observation: the digest that its file carries."""
     return seal_of(*_contents(observation))
+
+
+def digests_of(observation: Observation) -> set[str]:
+    """Its own digest and those of its rounds: a truth that belongs to one of them belongs to all."""
+    return {digest_of(observation), *map(digest_of, observation.rounds)}
 
 
 def load_observation(path: str | Path, *, model: str | Builder | None = None) -> Observation:
@@ -74,20 +95,27 @@ def load_observation(path: str | Path, *, model: str | Builder | None = None) ->
     tensors, values = read_tensors(path, kind=KIND, error=ObservationError)
     values = {key: value for key, value in values.items() if key not in ("format", "kind")}
     metadata = parse(_Metadata, values, where=str(path), error=ObservationError)
-    states: dict[str, dict[str, Tensor]] = {"initial": {}, "received": {}}
+    if len(metadata.further) >= MOST_ROUNDS:
+        raise ObservationError(f"{path}: expected at most {MOST_ROUNDS} rounds, got {len(metadata.further) + 1}")
+    sides = [[_side(side, number) for side in ("initial", "received")] for number in range(1 + len(metadata.further))]
+    states: dict[str, dict[str, Tensor]] = {side: {} for pair in sides for side in pair}
     labels = tensors.pop("labels", None)
     for key, tensor in tensors.items():
         side, _, name = key.partition("/")
         if side not in states or not name:
             raise ObservationError(f"{path}: unknown tensor {key[:80]!r}")
         states[side][name] = tensor
+    common = {
+        **{name: value for name, value in vars(metadata).items() if name not in ("training", "further")},
+        "labels": labels,
+        "builder": import_builder(model) if isinstance(model, str) else model,
+    }
     try:
-        return Observation(
-            initial=states["initial"],
-            received=states["received"],
-            **vars(metadata),
-            labels=labels,
-            builder=import_builder(model) if isinstance(model, str) else model,
+        return together(
+            [
+                Observation(initial=states[initial], received=states[received], training=training, **common)
+                for (initial, received), training in zip(sides, (metadata.training, *metadata.further), strict=True)
+            ]
         )
     except UndeltaError as problem:
         raise ObservationError(f"{path}: {problem}") from problem

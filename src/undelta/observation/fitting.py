@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from undelta.errors import ObservationError
 from undelta.observation.checkpoint import Notes
-from undelta.observation.observation import FLOATS, kind, some
+from undelta.observation.checks import FLOATS, kind, some
 from undelta.training import LocalTraining
 from undelta.updates import State
 
@@ -27,14 +27,16 @@ _POSITION = re.compile(r"(?:arr_)?(\d+)\Z")
 def fit(found: Mapping[str, Tensor], model: nn.Module, *, where: str, received: bool = False) -> tuple[State, Notes]:
     """A state under the model's own names, in float32 or float64; raises if it is that of another model.
 
-    A client may keep its buffers to itself (``received``); the server knows all that it sent.
+    A client may keep its buffers to itself (``received``), and sends no frozen parameters; the server knows all that it
+    sent.
     """
     expected, notes = model.state_dict(), Notes()
     found = _renamed(found, model, where, notes)
     buffers = {name for name, _ in model.named_buffers()}
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
     # Checkpoints of old versions lack counters, which only a BatchNorm without momentum reads.
     counters = {name for name in expected if name.rpartition(".")[2] == COUNTER}
-    _check_names(found, expected, buffers if received else counters, where)
+    _check_names(found, expected, buffers | frozen if received else counters, where)
     state: State = {}
     coarse = set()
     for name, like in expected.items():
@@ -45,10 +47,10 @@ def fit(found: Mapping[str, Tensor], model: nn.Module, *, where: str, received: 
         if not like.is_floating_point():
             if tensor.is_complex():
                 raise ObservationError(f"{where}, {name!r}: expected whole numbers, got {kind(tensor.dtype)}")
-            if not torch.isfinite(tensor).all():
-                raise ObservationError(f"{where}, {name!r}: expected whole numbers, got NaN or infinity")
             if tensor.is_floating_point():
                 tensor = tensor.cpu().double().round()  # averaging makes fractions of counters
+            if not torch.isfinite(tensor).all():
+                raise ObservationError(f"{where}, {name!r}: expected whole numbers, got NaN or infinity")
             tensor = tensor.to(like.dtype)
         elif not tensor.is_floating_point():
             raise ObservationError(f"{where}, {name!r}: expected floating-point values, got {kind(tensor.dtype)}")
@@ -58,7 +60,7 @@ def fit(found: Mapping[str, Tensor], model: nn.Module, *, where: str, received: 
         state[name] = tensor.cpu().clone().contiguous()
     if coarse:
         notes.append(f"{where}: {', '.join(sorted(coarse))} converted to float32; what rounding took away stays lost")
-    missing = expected.keys() - found.keys()
+    missing = expected.keys() - found.keys() - (frozen if received else set())
     if missing and not received:
         state |= {name: torch.zeros_like(expected[name]) for name in missing}
     if missing:
@@ -107,7 +109,7 @@ def _check_names(found: Mapping[str, Tensor], expected: State, optional: set[str
     elif not found.keys() & expected.keys():
         hint = "no name fits; is it the state of another model?"
     elif not strange:
-        hint = "save all of model.state_dict(), buffers included"
+        hint = "save all of model.state_dict(), buffers included, or say which parameters are trained (trained)"
     else:
         hint = "is it the state of another model, or of other model arguments?"
     raise ObservationError(f"{where} does not fit the model: {' and '.join(problems)}; {hint}")
@@ -135,12 +137,27 @@ def same_precision(initial: State, received: State) -> tuple[State, State]:
 
 def check_pair(initial: State, received: State, model: nn.Module, names: tuple[str, str]) -> None:
     """What two states say together: whether training happened, and in which direction."""
-    if all(torch.equal(initial[name], received[name]) for name, _ in model.named_parameters()):
+    trained = [name for name, value in model.named_parameters() if value.requires_grad and name in received]
+    if all(torch.equal(initial[name], received[name]) for name in trained):
         raise ObservationError(
             f"{names[0]} and {names[1]} hold the same parameters: nothing was trained, or one file was given twice"
         )
     if max(_counted(initial, received), default=0) < 0:
         raise ObservationError(f"{names[1]} has seen fewer mini-batches than {names[0]}; are the two swapped?")
+
+
+def compare_frozen(initial: State, received: State, model: nn.Module) -> Notes:
+    """Notes if a parameter moved that is said to be frozen, or did not that is said to be trained."""
+    sent = {name: value.requires_grad for name, value in model.named_parameters() if name in received}
+    moved = {name for name in sent if not torch.equal(initial[name], received[name])}
+    strange = {name for name in moved if not sent[name]}
+    still = {name for name in sent if sent[name]} - moved
+    notes = Notes()
+    if strange:
+        notes.append(f"{some(strange)} moved, though not said to be trained; is that list (trained) right?")
+    if still:
+        notes.append(f"{some(still)} did not move; if the client freezes parameters, say which it trains (trained)")
+    return notes
 
 
 def compare_steps(initial: State, received: State, training: LocalTraining) -> Notes:

@@ -1,4 +1,4 @@
-"""THE BOUNDARY: all that the server sees of one client's round, and nothing else.
+"""THE BOUNDARY: all that the server sees of one client, in one round or several, and nothing else.
 
 An `Observation` holds the six items of the paper's remark rem_attacker, plus what a scenario grants on top
 (labels as a sorted multiset). It has no field for private images; what fields are filled is the threat model.
@@ -9,92 +9,37 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from undelta.errors import ConfigError, MissingKnowledge, ObservationError
-from undelta.models import build
+from undelta.models.sketch import sketched
+from undelta.observation.checks import check_labels, check_names, check_tensor, kind
+from undelta.observation.rounds import check_rounds
+from undelta.observation.specs import MOST_PIXELS, Architecture, Builder, ImageSpec
 from undelta.seeding import global_stream
+from undelta.stepping import Response, response
 from undelta.training import LocalTraining
-from undelta.updates import State
+from undelta.updates import State, freeze
 
-Hyperparameter = Literal["epochs", "learning_rate"]
+Hyperparameter = Literal["batches", "epochs", "learning_rate"]
 
-Builder = Callable[..., nn.Module]
-"""Any function that makes a model; it is called with the architecture's arguments."""
-
-FLOATS = (torch.float32, torch.float64)
-MOST_PIXELS = 2**31  # of one client's images together; more is a mistake or a trap, not a client
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageSpec:
-    """What the model's inputs look like: public, since the server chose the model."""
-
-    shape: tuple[int, int, int]  # (C, H, W)
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    classes: int
-
-    def __post_init__(self) -> None:
-        if min(self.shape) < 1 or self.classes < 1:
-            raise ObservationError(f"expected a positive shape and classes, got {self.shape}, {self.classes}")
-        if len(self.mean) != self.shape[0] or len(self.std) != self.shape[0]:
-            raise ObservationError(
-                f"expected a mean and a std for each of {self.shape[0]} channels, "
-                f"got {len(self.mean)} and {len(self.std)}"
-            )
-        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
-            raise ObservationError(f"expected finite means and positive stds, got {self.mean}, {self.std}")
-
-    def normalize(self, pixels: Tensor) -> Tensor:
-        """Pixels in [0, 1] to model inputs."""
-        return (pixels - _channels(self.mean, pixels)) / _channels(self.std, pixels)
-
-    def denormalize(self, inputs: Tensor) -> Tensor:
-        """Model inputs to pixels."""
-        return inputs * _channels(self.std, inputs) + _channels(self.mean, inputs)
-
-
-def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """How to rebuild the model: a built-in name, or ``package.module:function``, with its arguments."""
-
-    name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def custom(self) -> bool:
-        """Whether rebuilding it means importing somebody's code."""
-        return ":" in self.name
-
-    def build(self, builder: Builder | None, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """A model with fresh weights, by its builder if it is custom."""
-        if builder is None:
-            return build(self.name, self.arguments, shape=shape, classes=classes)
-        try:
-            return builder(**self.arguments)
-        except TypeError as problem:
-            raise ConfigError(f"the model {self.name!r} refuses its arguments: {problem}") from problem
+HYPERPARAMETERS: tuple[Hyperparameter, ...] = get_args(Hyperparameter)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One client's round as an honest-but-curious server sees it (AWA rem_attacker).
+    """One client as an honest-but-curious server sees it, in one round or several (AWA rem_attacker).
 
     A simulation gets one from `disclose`. A federation of yours fills the fields itself, here for one layer:
 
     Examples:
         >>> import torch
         >>> spec = ImageSpec(shape=(1, 4, 4), mean=(0.5,), std=(0.25,), classes=3)
+        >>> from undelta.models import build
         >>> model = build("mlp", {"hidden": []}, shape=spec.shape, classes=spec.classes)
         >>> sent = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         >>> received = {name: tensor + 0.01 for name, tensor in sent.items()}  # what the client returned
@@ -121,26 +66,45 @@ class Observation:
     """Hyperparameters that the server does not know; ``training`` holds a 1 in their place."""
     builder: Builder | None = field(default=None, compare=False)
     """Makes a custom model; never read from a file, always named by the user."""
+    further: tuple[Observation, ...] = field(default=(), repr=False)
+    """Other rounds of the same client on the same data, which attacks explain together (`together` makes these)."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
             raise ObservationError(f"expected num_samples >= 1, got num_samples={self.num_samples}")
         if self.num_samples * math.prod(self.image.shape) > MOST_PIXELS:
             raise ObservationError(f"{self.num_samples} images of shape {self.image.shape} are too many to be true")
-        self.training.sizes(self.num_samples)
+        batches = self.training.cut(self.num_samples).number
+        if batches != self.training.batches:
+            raise ObservationError(
+                f"{self.num_samples} samples at batch_size={self.training.batch_size} make {batches} mini-batches, "
+                f"but batches={self.training.batches}; set batches to {batches}"
+            )
         if self.labels is not None:
-            _check_labels(self.labels, self.num_samples, self.image.classes)
+            check_labels(self.labels, self.num_samples, self.image.classes)
         for key in self.unknown:
             if getattr(self.training, key) != 1:
                 raise ObservationError(f"{key} is said to be unknown, but {getattr(self.training, key)} is given")
         self._check_states()
-        if any(tensor.device != self.device for tensor in (*self.initial.values(), *self.received.values())):
+        check_rounds(self)
+        tensors = (tensor for one in self.rounds for state in (one.initial, one.received) for tensor in state.values())
+        if any(tensor.device != self.device for tensor in tensors):
             self._move(self.device)
+
+    @property
+    def rounds(self) -> tuple[Observation, ...]:
+        """All rounds that were seen of this client, each alone."""
+        if not self.further:
+            return (self,)
+        first = copy.copy(self)
+        object.__setattr__(first, "further", ())
+        return (first, *self.further)
 
     def _move(self, device: torch.device) -> None:
         for side in ("initial", "received"):
             state = {name: _moved(tensor, device) for name, tensor in getattr(self, side).items()}
             object.__setattr__(self, side, state)
+        object.__setattr__(self, "further", tuple(one.to(device) for one in self.further))
 
     def to(self, device: str | torch.device) -> Observation:
         """The same observation on another device, where attacks on it will run."""
@@ -150,14 +114,16 @@ class Observation:
 
     def _check_states(self) -> None:
         # A built-in model is sketched without memory first: the file's arguments are not trusted yet.
-        with torch.device("meta") if self.builder is None else global_stream("rebuild"):
-            expected = self._build().state_dict()
+        with sketched() if self.builder is None else global_stream("rebuild"):
+            sketch = self._build()
+        freeze(sketch, self.training.trained)
+        expected = sketch.state_dict()
         dtypes = set()
         for side, state in (("initial", self.initial), ("received", self.received)):
             # The server knows what it sent; what it received may be a part of it (layers or buffers withheld).
-            _check_names(side, set(expected) if side == "initial" else set(), set(expected), set(state))
+            check_names(side, set(expected) if side == "initial" else set(), set(expected), set(state))
             for name, tensor in state.items():
-                _check_tensor(f"{side} state, {name!r}", tensor, expected[name])
+                check_tensor(f"{side} state, {name!r}", tensor, expected[name])
                 if tensor.is_floating_point():
                     dtypes.add(tensor.dtype)
         if len(dtypes) != 1:
@@ -175,13 +141,19 @@ class Observation:
         except ConfigError as problem:
             raise ObservationError(str(problem)) from problem
 
-    def model(self) -> nn.Module:
-        """The model as the server sent it, rebuilt."""
+    def model(self, *, to_read: bool = False) -> nn.Module:
+        """The model as the server sent it, rebuilt; ``to_read`` with the observation's own tensors, not copies."""
         # Built for real, not on meta: tied weights, buffers outside the state and plain tensors stay what they are.
         with global_stream("rebuild"):
             model = self._build()
         model.to(device=self.device, dtype=self.dtype)
-        model.load_state_dict(self.initial)
+        if to_read:
+            for name, tensor in model.state_dict(keep_vars=True).items():
+                if name in self.initial:
+                    tensor.data = self.initial[name]
+        else:
+            model.load_state_dict(self.initial)
+        freeze(model, self.training.trained)
         return model
 
     @property
@@ -191,22 +163,62 @@ class Observation:
         return self.training.epochs
 
     @property
+    def batches(self) -> int:
+        """B, or MissingKnowledge."""
+        self._require("batches")
+        return self.training.batches
+
+    @property
     def learning_rate(self) -> float:
         """η, or MissingKnowledge."""
         self._require("learning_rate")
         return self.training.learning_rate
 
-    def _require(self, key: Hyperparameter) -> None:
-        if key in self.unknown:
-            raise MissingKnowledge(
-                f"this attack needs the client's {key}, which the observation does not reveal. Use one that only "
-                "matches directions (sme, ig, the first phase of strongest), or state your guess of it."
-            )
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of every step, or MissingKnowledge."""
+        self._require(*HYPERPARAMETERS)
+        return self.training.rates
+
+    def _require(self, *keys: Hyperparameter) -> None:
+        for key in keys:
+            if key in self.unknown:
+                raise MissingKnowledge(
+                    f"this attack needs the client's {key}, which the observation does not reveal. Use one that does "
+                    "not (strongest, sme, ig), or state your guess of it."
+                )
 
     @property
     def path_length(self) -> float:
-        """η·E·B, the learning rates of all of the client's steps together."""
-        return self.learning_rate * self.epochs * self.training.batches
+        """What the client's gradients were multiplied by, all steps together: η·E·B for plain SGD at a constant rate.
+
+        MissingKnowledge where steps do not grow with the gradients.
+        """
+        training = self.training
+        if training.adaptive or training.clip_norm is not None:
+            what = (
+                f"{training.optimizer} divides gradients by their own size" if training.adaptive else "they are clipped"
+            )
+            raise MissingKnowledge(
+                f"this attack reads the gradients' length off the update, but {what}. Use one that replays the "
+                "client's steps or matches directions (strongest, awa, ig), and grant labels or use labels = yin."
+            )
+        return self.reach
+
+    @property
+    def reach(self) -> float:
+        """The same as if nothing were clipped; for Adam, the sum of the learning rates."""
+        self._require(*HYPERPARAMETERS)
+        training = self.training
+        if training.plain and training.schedule == "constant":
+            return training.learning_rate * training.epochs * training.batches
+        return self.response.length
+
+    @property
+    def response(self) -> Response:
+        """What becomes of the gradients of the client's round, or MissingKnowledge without E, B or η."""
+        self._require(*HYPERPARAMETERS)
+        return response(self.training)
 
     @property
     def device(self) -> torch.device:
@@ -221,44 +233,3 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
-
-
-def _check_labels(labels: Tensor, num_samples: int, classes: int) -> None:
-    if labels.dtype != torch.int64 or labels.shape != (num_samples,):
-        raise ObservationError(
-            f"labels: expected {num_samples} int64 values, got {labels.dtype} of shape {tuple(labels.shape)}"
-        )
-    if labels.min() < 0 or labels.max() >= classes:
-        raise ObservationError(f"labels: expected classes 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
-    if (labels.diff() < 0).any():
-        raise ObservationError("labels: expected a sorted multiset; their order would reveal the client's")
-
-
-def _check_names(side: str, needed: set[str], known: set[str], found: set[str]) -> None:
-    if not found:
-        raise ObservationError(f"the {side} state is empty")
-    for problem, names in (("lacks", needed - found), ("has the unknown entry", found - known)):
-        if names:
-            raise ObservationError(f"the {side} state {problem} {some(names)}; is it the state of another model?")
-
-
-def some(names: Iterable[str]) -> str:
-    """The first of several names, and how many more there are."""
-    first, *more = sorted(names)
-    return f"{first!r}{f' and {len(more)} more' if more else ''}"
-
-
-def kind(dtype: torch.dtype) -> str:
-    """A type as people write it, such as float32."""
-    return str(dtype).removeprefix("torch.")
-
-
-def _check_tensor(where: str, tensor: Tensor, expected: Tensor) -> None:
-    if tensor.shape != expected.shape:
-        raise ObservationError(f"{where}: expected shape {tuple(expected.shape)}, got {tuple(tensor.shape)}")
-    allowed = FLOATS if expected.is_floating_point() else (expected.dtype,)
-    if tensor.dtype not in allowed:
-        raise ObservationError(f"{where}: expected {' or '.join(map(kind, allowed))}, got {kind(tensor.dtype)}")
-    if not torch.isfinite(tensor).all():
-        bad = int((~torch.isfinite(tensor)).sum())
-        raise ObservationError(f"{where}: {bad} of {tensor.numel()} values are NaN or infinite")

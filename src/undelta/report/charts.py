@@ -22,6 +22,13 @@ MOST_MARKS = 12
 LINE = 10  # height of a label
 
 
+class Rule(NamedTuple):
+    """A value to compare with, drawn across the chart."""
+
+    value: float
+    name: str
+
+
 class Mark(NamedTuple):
     """A point that can be pointed at: of a series in its own units, of a line in pixels."""
 
@@ -70,6 +77,7 @@ class Chart:
     size: tuple[int, int]
     box: tuple[int, int, int, int]
     """Left, right, top and bottom of the plot."""
+    rules: tuple[Rule, ...] = ()
     note: str = ""
 
     @property
@@ -88,6 +96,9 @@ class Panel(NamedTuple):
     charts: tuple[Chart, ...]
 
 
+FARTHEST = 1e100  # from zero, or on a logarithmic axis as near to it: beyond lies no measurement
+
+
 def chart(
     title: str,
     x_title: str,
@@ -97,14 +108,20 @@ def chart(
     x_axis: Callable[[float, float], Axis] | None = None,
     log_y: bool = False,
     y_range: tuple[float, ...] = (),
+    rules: Sequence[Rule] = (),
     size: tuple[int, int] = LARGE,
 ) -> Chart | None:
     """Lay the series out; None if there is nothing to draw.
 
     The horizontal axis has round ticks, unless ``x_axis`` makes another one between two positions. The vertical one
-    shows ``y_range`` in any case; values without a place on a logarithmic one are left out, and a note says so.
+    shows ``y_range`` and all ``rules`` in any case, so that no small difference looks large; values without a place on
+    a logarithmic one are left out, and a note says so.
     """
-    kept = [replace(one, points=[point for point in one.points if point.y > 0 or not log_y]) for one in series]
+    least = 1 / FARTHEST if log_y else -FARTHEST
+    kept = [
+        replace(one, points=[at for at in one.points if least <= at.y <= FARTHEST and abs(at.x) <= FARTHEST])
+        for one in series
+    ]
     lost = sum(len(one.points) for one in series) - sum(len(one.points) for one in kept)
     kept = [one for one in kept if one.points]
     if not kept:
@@ -112,7 +129,8 @@ def chart(
     points = [point for one in kept for point in one.points]
     left, right, top, bottom = box = LEFT, size[0] - RIGHT, TOP, size[1] - BOTTOM
     x = x_axis(left, right) if x_axis else linear_axis([point.x for point in points], left, right)
-    y = (log_axis if log_y else linear_axis)([*(point.y for point in points), *y_range], bottom, top)
+    shown = [*y_range, *(rule.value for rule in rules)]
+    y = (log_axis if log_y else linear_axis)([*(point.y for point in points), *shown], bottom, top)
     return Chart(
         title=title,
         x_title=x_title,
@@ -122,7 +140,8 @@ def chart(
         lines=_labeled([_line(one, x, y) for one in kept]),
         size=size,
         box=box,
-        note=f"{lost} values that are not positive have no place on this logarithmic axis." if lost else "",
+        rules=tuple(rules),
+        note=f"{lost} values have no place on {'this logarithmic' if log_y else 'an'} axis." if lost else "",
     )
 
 

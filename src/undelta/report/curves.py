@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from undelta.report.charts import Mark, Panel, Series, chart
+from undelta.evaluation.baselines import COLOR, NOISE
+from undelta.evaluation.measures import METRICS
+from undelta.report.charts import Mark, Panel, Rule, Series, chart
 from undelta.trials.record import Quality, Record, Step
 
 
@@ -22,11 +25,22 @@ def curves(records: Sequence[Record], labels: Mapping[str, str], styles: Mapping
             qualities = [(quality, quality.psnr) for quality in with_result(record)]
             psnr.append(replace(line, points=_marks(record.seed, qualities, over, "PSNR {:.2f} dB")))
         charts = (
-            chart(f"Mismatch over {axis}", x_title, "mismatch (log)", mismatch, log_y=True),
-            chart(f"PSNR over {axis}", x_title, "PSNR in dB", psnr),
+            chart(f"Mismatch over {axis}", x_title, "mismatch (log)", mismatch, log_y=True, y_range=(0.01, 1.0)),
+            chart(f"PSNR over {axis}", x_title, "PSNR in dB", psnr, rules=rules(records, "psnr")),
         )
         panels.append(Panel(axis, tuple(one for one in charts if one)))
     return [panel for panel in panels if panel.charts]
+
+
+def rules(records: Sequence[Record], key: str) -> list[Rule]:
+    """What to compare a metric with: the threshold, and guesses without the update, mean over trials."""
+    found = [Rule(METRICS[key].threshold or 0.0, "recovered" if key == "psnr" else "recognizable")]
+    for name in (COLOR, NOISE):
+        values = [getattr(record.baselines[name], key) for record in records if name in record.baselines]
+        known = [value for value in values if value is not None]
+        if known:
+            found.append(Rule(statistics.fmean(known), name))
+    return found
 
 
 def with_result(record: Record) -> tuple[Quality, ...]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from undelta.report.read import Audit
+from undelta.report.scope import facts, gravest
 from undelta.report.tables import AVERAGED, MEASURES, Setting, flat, value_of
 from undelta.report.templates import escape, fill
-from undelta.report.words import LIMITS
+from undelta.report.words import limits
 from undelta.trials.record import UNDEFENDED, Record
-from undelta.trials.verdict import Verdict
 
-NUMBERS = ("psnr", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "floor", "iterations", "seconds")
+NUMBERS = ("psnr", "gain", "ssim", "lpips", "mse", "fraction_recovered", "mismatch", "floor", "iterations", "seconds")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a spreadsheet recognizes one
 
 
@@ -62,11 +62,11 @@ def csv_table(records: Sequence[Record], labels: Mapping[str, str]) -> str:
         }
         for record in records
     ]
-    names = dict.fromkeys(name for row in rows for name in row if name != "date")
+    names = [*dict.fromkeys(name for row in rows for name in row if name != "date"), "date"]
     content = io.StringIO()
-    writer = csv.DictWriter(content, [*names, "date"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(map(_cell, names))
+    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
     return content.getvalue()
 
 
@@ -74,12 +74,13 @@ def _cell(value: Any) -> Any:
     """Lists and truths as JSON has them; a name that a spreadsheet would take for a formula is marked as text."""
     if isinstance(value, list | bool):
         return json.dumps(value, sort_keys=True)
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r\n", "\n").replace("\r", " ")  # a bare return begins another row in some readers
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
-def markdown(
-    audit: Audit, verdicts: Sequence[Verdict], settings: Sequence[Setting], labels: Mapping[str, str], date: str
-) -> str:
+def markdown(audit: Audit, settings: Sequence[Setting], labels: Mapping[str, str], date: str) -> str:
     """Verdicts and both tables."""
     trials = Table(
         words=["Scenario", "Defense", "Attack", "Seed"],
@@ -99,7 +100,15 @@ def markdown(
         numbers=[measure.title for measure in AVERAGED],
         rows=[[one.name, one.defense, one.attack, one.scored, *one.cells] for one in settings],
     )
-    return fill("report.md", audit=audit, verdicts=verdicts, limits=LIMITS, trials=trials, means=means, date=date)
+    return fill(
+        "report.md",
+        audit=audit,
+        facts=facts(audit, ()),
+        limits=limits(gravest(audit.judgment.verdicts)),
+        trials=trials,
+        means=means,
+        date=date,
+    )
 
 
 def latex(audit: Audit, settings: Sequence[Setting]) -> str:

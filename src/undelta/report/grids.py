@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from undelta.client.private import UNKNOWN
+from undelta.evaluation.baselines import COLOR, Guess
 from undelta.evaluation.measures import METRICS
 from undelta.evaluation.score import ImageScore
 from undelta.report.pictures import Pictures, read_pictures
 from undelta.report.sheets import Sheet, Sheets, fingerprint
 from undelta.report.tables import grouped
 from undelta.trials.record import Record
+from undelta.trials.verdict import Exposed
 
 ROOM = 1080  # pixels of a page for one row of tiles
-LEAST, MOST = 64, 128  # pixels of one tile
+LARGE = 220  # pixels of a picture on the first screen
+LEAST, MOST = 96, 160  # pixels of one tile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +71,14 @@ class Grid:
 
     id: str
     seed: int
-    originals: Sheet
+    originals: Sheet | None
+    """None where nobody knows them."""
+    colors: tuple[str, ...]
+    """Each original's mean color, the simplest guess of all."""
     original_tips: tuple[str, ...]
     rows: tuple[Row, ...]
-    shown: int
+    places: tuple[int, ...]
+    """Which images of the batch are shown, from 0."""
     total: int
     size: tuple[int, int]
     """Width and height of a tile on the page."""
@@ -82,14 +93,22 @@ class Grid:
         return sorted(found) if any(row.frames for row in self.rows) else []
 
     @property
+    def shown(self) -> str:
+        """Which images these are, in words; nothing if they are all."""
+        if self.total == len(self.places):
+            return ""
+        others = "" if self.places[-1] < len(self.places) else " and the most exposed"
+        return f"{len(self.places)} of {self.total}: the first ones{others}"
+
+    @property
     def pixelated(self) -> bool:
         """Whether pixels are to stay visible squares."""
-        return max(self.native) <= LEAST
+        return max(self.native) <= 64
 
     @property
     def remarks(self) -> list[str]:
         """How the pictures differ from those that were measured."""
-        stills = [self.originals, *(row.final for row in self.rows)]
+        stills = [row.final for row in self.rows] + ([self.originals] if self.originals else [])
         remarks = []
         if any(sheet.tile != self.native for sheet in stills):
             remarks.append("The pictures are {} x {} pixels; some are shown smaller.".format(*self.native))
@@ -100,29 +119,60 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibit:
-    """The private image that was reconstructed best, and its reconstruction."""
+    """The most exposed private image, its reconstruction, and what a guess without the update is worth."""
 
     row: Row
     grid: Grid
     index: int
+    """The column of the grid."""
+
+    @property
+    def place(self) -> int:
+        """Its place in the batch."""
+        return self.grid.places[self.index]
+
+    @property
+    def guess(self) -> str:
+        color = self.row.record.baselines.get(COLOR)
+        return _metrics(color.images[self.place] if color and self.place < len(color.images) else None)
+
+    @property
+    def result(self) -> str:
+        return _metrics(self.row.record.images[self.place])
+
+    @property
+    def scale(self) -> tuple[int, int]:
+        """Width and height on the first screen; small pictures by a whole factor."""
+        width, height = self.grid.native
+        factor = max(1, LARGE // max(width, height)) if max(width, height) <= LARGE else LARGE / max(width, height)
+        return round(width * factor), round(height * factor)
 
 
-def exhibit(grids: Sequence[Grid]) -> Exhibit | None:
-    """The closest reconstruction among all that the grids show, by SSIM where there is one, else by PSNR."""
-    found = [
-        ((-1.0 if image.ssim is None else image.ssim, image.psnr), Exhibit(row=row, grid=grid, index=index))
-        for grid in grids
-        for row in grid.rows
-        for index, image in enumerate(row.record.images[: grid.shown])
-        if image.psnr is not None
-    ]
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+def unseen(grids: Sequence[Grid]) -> list[Exhibit]:
+    """What explains its update best, where nobody knows the originals: its first pictures."""
+    rows = [(row, grid) for grid in grids if grid.originals is None for row in grid.rows]
+    if not rows:
+        return []
+    row, grid = min(rows, key=lambda pair: 9.0 if pair[0].record.mismatch is None else pair[0].record.mismatch)
+    return [Exhibit(row=row, grid=grid, index=index) for index in range(min(3, len(grid.places)))]
+
+
+def exhibit(grids: Sequence[Grid], exposed: Exposed | None) -> Exhibit | None:
+    """The image that a verdict names, where its pictures are known."""
+    if exposed is None:
+        return None
+    for grid in grids:
+        for row in grid.rows:
+            known = grid.originals and exposed.image in grid.places and exposed.image < len(row.record.images)
+            if row.record.key == exposed.key and known:
+                return Exhibit(row=row, grid=grid, index=grid.places.index(exposed.image))
+    return None
 
 
 def make_grids(
-    records: Sequence[Record], files: Mapping[str, Path], labels: Mapping[str, str]
+    records: Sequence[Record], files: Mapping[str, Path], labels: Mapping[str, str], exposed: Sequence[Exposed] = ()
 ) -> tuple[dict[tuple[str, str], list[Grid]], Sheets]:
-    """The grids of each scenario and defense, one per seed, and the sheets they show."""
+    """The grids of each scenario and defense, one per seed, with the exposed images, and the sheets they show."""
     with_pictures = [record for record in records if record.key in files]
     # Two passes over the files: how much room a sheet gets depends on how many there are, and all of them at once
     # would not fit into memory.
@@ -131,21 +181,24 @@ def make_grids(
     batches = grouped(with_pictures, lambda record: (record.group, record.seed, truths[record.key]))
     found: dict[tuple[str, str], list[Grid]] = {}
     for number, ((group, _, _), trials) in enumerate(batches.items()):
-        pictures = read_pictures(files[trials[0].key])
-        shown = len(pictures.originals)
-        height, width = pictures.originals.shape[-2:]
+        keys = {record.key for record in trials}
+        read = partial(read_pictures, keep={one.image for one in exposed if one.key in keys})
+        pictures = read(files[trials[0].key])
+        known = bool(len(pictures.originals))
+        height, width = pictures.reconstruction.shape[-2:]
         grid = Grid(
             id=f"grid{number}",
             seed=trials[0].seed,
-            originals=sheets.originals(pictures),
-            original_tips=tuple(f"Original {index + 1}{_class(index, trials[0])}" for index in range(shown)),
+            originals=sheets.originals(pictures) if known else None,
+            colors=tuple(map(_mean_color, pictures.originals)),
+            original_tips=tuple(f"Original {one + 1}{_class(one, trials[0])}" for one in pictures.places if known),
             rows=tuple(
-                _row(f"grid{number}row{place}", record, labels[record.key], read_pictures(files[record.key]), sheets)
+                _row(f"grid{number}row{place}", record, labels[record.key], read(files[record.key]), sheets)
                 for place, record in enumerate(trials)
             ),
-            shown=shown,
+            places=pictures.places,
             total=pictures.total,
-            size=_tile_size(width, height, shown),
+            size=_tile_size(width, height, len(pictures.places)),
             native=(width, height),
         )
         found.setdefault(group, []).append(grid)
@@ -164,12 +217,18 @@ def _row(id_: str, record: Record, label: str, pictures: Pictures, sheets: Sheet
         iterates=iterates,
         frames=tuple((step, psnrs.get(step)) for step in steps),
         saved=len(pictures.iterations),
-        tips=tuple(_tip(index, record) for index in range(len(pictures.originals))),
+        tips=tuple(_tip(place, record) for place in pictures.places),
     )
 
 
 def _class(index: int, record: Record) -> str:
-    return f", class {record.images[index].label}" if index < len(record.images) else ""
+    label = record.images[index].label if index < len(record.images) else UNKNOWN
+    return "" if label == UNKNOWN else f", class {label}"
+
+
+def _mean_color(image: Tensor) -> str:
+    color = image.float().mean((1, 2)).round().int().tolist()
+    return "#{:02x}{:02x}{:02x}".format(*(color * 3)[:3])
 
 
 def _tip(index: int, record: Record) -> str:
@@ -178,11 +237,13 @@ def _tip(index: int, record: Record) -> str:
     return f"Image {index + 1}{_class(index, record)}; result: {_metrics(image)}"
 
 
-def _metrics(of: Record | ImageScore | None) -> str:
-    """The three that exist per image."""
-    psnr, ssim, lpips = (METRICS[key].show(getattr(of, key, None)) for key in ("psnr", "ssim", "lpips"))
-    unit = " dB" if of and of.psnr is not None else ""
-    return f"PSNR {psnr}{unit}, SSIM {ssim}, LPIPS {lpips}"
+def _metrics(of: Record | ImageScore | Guess | None) -> str:
+    """Those of the three metrics per image that were measured."""
+    known = [
+        (METRICS[key], value) for key in ("psnr", "ssim", "lpips") if (value := getattr(of, key, None)) is not None
+    ]
+    units = {"psnr": " dB"}
+    return ", ".join(f"{one.title} {one.show(value)}{units.get(one.key, '')}" for one, value in known) or "not measured"
 
 
 def _tile_size(width: int, height: int, count: int) -> tuple[int, int]:

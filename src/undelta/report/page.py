@@ -9,29 +9,28 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
-from PIL import Image
-
-from undelta.errors import DataError
+from undelta.evaluation.metrics import RECOVERED_PSNR
 from undelta.report.charts import Panel
 from undelta.report.curves import curves
-from undelta.report.grids import Grid, exhibit, make_grids
+from undelta.report.grids import Grid, exhibit, make_grids, unseen
 from undelta.report.read import Audit
 from undelta.report.repeat import command
+from undelta.report.scope import facts, gravest
 from undelta.report.tables import AVERAGED, MEASURES, Setting, grouped, value_of
 from undelta.report.templates import PARTS, fill
 from undelta.report.tradeoff import COLUMNS, rows, tradeoff_chart
 from undelta.report.trends import trends
 from undelta.report.tuning import tuning
-from undelta.report.words import LIMITS
+from undelta.report.words import MEANINGS, limits
+from undelta.trials.diagnosis import DEFAULT
+from undelta.trials.diagnosis import MEANINGS as LEVELS
 from undelta.trials.record import Record
-from undelta.trials.verdict import Verdict
+from undelta.trials.verdict import closeness
 
 SCRIPTS = ("tables.js", "pictures.js", "charts.js", "page.js")
-MOST_SHEET = 3_000_000  # bytes of a run's contact sheet that a page takes in
 
 
 class Weights(NamedTuple):
@@ -57,12 +56,11 @@ class Group:
     """Trials with nothing to look at."""
 
 
-def render(
-    audit: Audit, verdicts: Sequence[Verdict], settings: Sequence[Setting], labels: Mapping[str, str], date: str
-) -> str:
+def render(audit: Audit, settings: Sequence[Setting], labels: Mapping[str, str], date: str) -> str:
     """The whole page."""
     styles = {label: number for number, label in enumerate(dict.fromkeys(labels.values()))}
-    grids, sheets = make_grids(audit.records, audit.pictures, labels)
+    exposed = [verdict.exposed for verdict in audit.judgment.verdicts if verdict.exposed]
+    grids, sheets = make_grids(audit.records, audit.pictures, labels, exposed)
     groups = {
         group: Group(
             id=f"scenario-{number}",
@@ -75,6 +73,8 @@ def render(
         )
         for number, (group, trials) in enumerate(grouped(audit.records, lambda record: record.group).items())
     }
+    every = [grid for of_group in grids.values() for grid in of_group]
+    thresholds = next((one.thresholds for one in audit.judgment.verdicts), DEFAULT)
     errors = dict.fromkeys(record.error for record in audit.records if record.error)
     style = (PARTS / "style.css").read_text("utf-8")
     script = "".join((PARTS / name).read_text("utf-8") for name in SCRIPTS)
@@ -89,15 +89,20 @@ def render(
         },
         date=date,
         exhibit=exhibit,
+        facts=facts(audit, [grid.native for grid in every]),
+        first=exhibit(every, max(exposed, key=closeness, default=None)),
+        unseen=unseen(every),
+        gravest=gravest(audit.judgment.verdicts),
         groups=groups,
         labels=labels,
-        limits=LIMITS,
+        levels=LEVELS,
+        limits=limits(gravest(audit.judgment.verdicts)),
+        meanings={word: text.format(recovered=RECOVERED_PSNR, **asdict(thresholds)) for word, text in MEANINGS.items()},
         measures=MEASURES,
         policy=_policy(style, script),
         reasons={error: number for number, error in enumerate(errors, 1)},
         script=script,
         settings=settings,
-        sheet=_sheet(audit.sheet) if audit.sheet else None,
         sheets=sheets.all.values(),
         style=style,
         trends=trends(audit.records, labels, styles),
@@ -106,7 +111,7 @@ def render(
         tradeoff_chart=tradeoff_chart(audit.tradeoff) if audit.tradeoff else None,
         tuning=tuning(audit.tuning) if audit.tuning else None,
         value_of=value_of,
-        verdicts=verdicts,
+        verdicts=audit.judgment.verdicts,
     )
 
 
@@ -127,16 +132,3 @@ def _weights(trials: Sequence[Record], labels: Mapping[str, str]) -> list[Weight
         bars = [(name, weight, round(abs(weight) / longest * 100, 2)) for name, weight in values]
         found.append(Weights(label, [record.seed for record in same], bars))
     return [weights for weights in found if weights.bars]
-
-
-def _sheet(path: Path) -> dict[str, Any] | None:
-    """A run's contact sheet; left out if it is too large for a page."""
-    try:
-        content = path.read_bytes()
-        with Image.open(path, formats=["PNG"]) as picture:
-            width, height = picture.size
-    except (OSError, Image.DecompressionBombError) as problem:
-        raise DataError(f"{path}: not a readable PNG ({problem})") from problem
-    if len(content) > MOST_SHEET:
-        return None
-    return {"uri": "data:image/png;base64," + base64.b64encode(content).decode(), "width": width, "height": height}

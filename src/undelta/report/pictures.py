@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,18 +22,20 @@ NAMES = ("originals", "reconstruction", "iterates", "iterations")
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """The first images of a trial; reconstructions are in the order of the originals."""
+    """Some images of a trial; reconstructions are in the order of the originals, if these are known."""
 
-    originals: Tensor  # (n, C, H, W) uint8
+    originals: Tensor  # (n, C, H, W) uint8; (0, C, H, W) without a truth
     reconstruction: Tensor  # (n, C, H, W) uint8
     iterates: Tensor  # (K, n, C, H, W) uint8
     iterations: tuple[int, ...]  # (K,)
+    places: tuple[int, ...]  # (n,)
+    """Which images of the batch these are, from 0."""
     total: int
     """How many images there are in all."""
 
 
-def read_pictures(path: Path, *, most: int = MOST_IMAGES) -> Pictures:
-    """The pictures of one trial, as an audit wrote them; of many images the first ``most``."""
+def read_pictures(path: Path, *, most: int = MOST_IMAGES, keep: Collection[int] = ()) -> Pictures:
+    """The pictures of one trial, as an audit wrote them; of many images those to be kept, and the first ones."""
     tensors, _ = read_tensors(path, kind="pictures", error=DataError)
     missing = [name for name in NAMES if name not in tensors]
     if missing:
@@ -40,19 +43,24 @@ def read_pictures(path: Path, *, most: int = MOST_IMAGES) -> Pictures:
     originals, reconstruction, iterates, iterations = (tensors[name] for name in NAMES)
     if {originals.dtype, reconstruction.dtype, iterates.dtype} != {torch.uint8} or iterations.dtype != torch.int64:
         raise DataError(f"{path}: expected pictures of uint8 and iterations of int64")
-    shape = tuple(originals.shape)
+    known = originals.dim() != 4 or len(originals) > 0
+    shape = tuple((originals if known else reconstruction).shape)
     if len(shape) != 4 or 0 in shape or shape[1] not in (1, 3):
         raise DataError(f"{path}: expected originals (N, C, H, W) of 1 or 3 channels, got {shape}")
     for name, expected in (("reconstruction", shape), ("iterates", (len(iterations), *shape))):
         found = tuple(tensors[name].shape)
         if found != expected or iterations.dim() != 1:
             raise DataError(f"{path}: expected {name} {expected}, got {found}")
+    total = len(reconstruction)
+    order = sorted(range(total), key=lambda place: (place not in keep, place))
+    places = sorted(order[:most])
     return Pictures(
-        originals=originals[:most],
-        reconstruction=reconstruction[:most],
-        iterates=iterates[:, :most],
+        originals=originals[places] if len(originals) else originals,
+        reconstruction=reconstruction[places],
+        iterates=iterates[:, places],
         iterations=tuple(iterations.tolist()),
-        total=len(originals),
+        places=tuple(places),
+        total=total,
     )
 
 

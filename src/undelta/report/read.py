@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from undelta.errors import DataError
-from undelta.files import load_json
-from undelta.schema import parse
 from undelta.trials.directory import CONFIGURATION, RUN, RunDirectory
+from undelta.trials.judgment import Judgment, judge_records, read_judgment
 from undelta.trials.record import Record
 from undelta.trials.tradeoff import Tradeoff, read_tradeoff
 from undelta.trials.tuning_file import TuningFile, read_tuning
-from undelta.trials.verdict import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +29,9 @@ class Audit:
     """Those of each trial that has some, by key."""
     configuration: str | None = None
     """The audit's TOML, verbatim; None for a single run."""
-    verdicts: tuple[Verdict, ...] = ()
+    judgment: Judgment
     tuning: TuningFile | None = None
     tradeoff: Tradeoff | None = None
-    sheet: Path | None = None
-    """A run's contact sheet, where there are no pictures of their own."""
 
 
 def read_audit(directory: Path) -> Audit:
@@ -48,22 +44,24 @@ def read_audit(directory: Path) -> Audit:
                 f"{directory}: no {RUN} beside trials/; start the audit again, elsewhere if another version began it"
             )
         raise DataError(f"{directory}: expected a run directory of undelta, found no file {RUN}")
-    store, configuration, sheet = RunDirectory(directory), directory / CONFIGURATION, directory / "reconstruction.png"
+    store, configuration = RunDirectory(directory), directory / CONFIGURATION
     contents = store.contents()
     if not contents.keys:
         raise DataError(f"{directory}: no trial in it yet; start the audit first")
     pictures = {key: store.pictures(key) for key in contents.keys}
-    records = [store.record(key) or store.unmeasured(key) for key in contents.keys]
+    known = store.results()
+    title = contents.title
+    if not configuration.is_file() and len(names := {record.name for record in known}) == 1:
+        title = f"Attack on {names.pop()}"  # a directory of single attacks has no title of its own
     return Audit(
-        title=contents.title,
+        title=title,
         directory=directory,
-        records=tuple(record for record in records if record),
+        records=tuple(known),
         pictures={key: path for key, path in pictures.items() if path},
         configuration=_text(configuration) if configuration.is_file() else None,
-        verdicts=_read_verdicts(directory / "verdict.json"),
+        judgment=read_judgment(directory) or judge_records(known, contents.thresholds),
         tuning=read_tuning(directory),
         tradeoff=read_tradeoff(directory),
-        sheet=sheet if sheet.is_file() and not any(pictures.values()) else None,
     )
 
 
@@ -72,12 +70,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise DataError(f"{path}: cannot be read ({problem})") from problem
-
-
-def _read_verdicts(path: Path) -> tuple[Verdict, ...]:
-    if not path.is_file():
-        return ()
-    values = load_json(path)
-    if not isinstance(values, list):
-        raise DataError(f"{path}: expected a list of verdicts")
-    return tuple(parse(Verdict, one, where=f"{path}[{number}]", error=DataError) for number, one in enumerate(values))

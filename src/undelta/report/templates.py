@@ -21,6 +21,7 @@ LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
+    **{character: f"{{{character}}}" for character in "[]*"},  # behind the end of a row they would be its options
 }
 
 
@@ -32,7 +33,7 @@ def escape(text: str) -> str:
 
 def tex(text: str) -> str:
     """Text with LaTeX's own characters escaped, on one line."""
-    return "".join(LATEX.get(character, character) for character in " ".join(text.split()))
+    return "".join(LATEX.get(character, character) for character in " ".join(text.split()) if character.isprintable())
 
 
 def class_name(text: str) -> str:

@@ -34,8 +34,8 @@ class Axis:
 def linear_axis(values: Sequence[float], start: float, end: float, *, count: int = 5) -> Axis:
     """Round ticks around the values."""
     low, high = min(values), max(values)
-    if low == high:
-        margin = abs(low) / 10 or 1.0
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-100):  # nothing to tell apart
+        margin = max(abs(low) / 10, 1e-100) if low else 1.0
         low, high = low - margin, high + margin
     step = _round_step((high - low) / count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -64,7 +64,7 @@ def log_axis(values: Sequence[float], start: float, end: float) -> Axis:
 def measured_axis(ticks: Sequence[tuple[float, str]], start: float, end: float, *, log: bool = False) -> Axis:
     """Ticks at the values that were measured; half a step of air on both sides."""
     low, high = min(ticks)[0], max(ticks)[0]
-    if low == high:
+    if low == high or not math.isfinite(high - low):
         low, high = (low / 2, high * 2) if log else (low - 1, high + 1)
     air = (end - start) * 0.08
     axis = Axis(low=low, high=high, start=start + air, end=end - air, log=log)

@@ -11,9 +11,10 @@ from typing import Any
 
 from undelta.evaluation.measures import METRICS, Metric
 from undelta.report.charts import SMALL, Chart, Mark, Panel, Series, chart
+from undelta.report.curves import rules
 from undelta.report.tables import flat, grouped, value_of
 from undelta.report.ticks import Axis, measured_axis, named_axis
-from undelta.trials.record import Record
+from undelta.trials.record import UNDEFENDED, Record
 
 SHOWN = tuple(METRICS[key] for key in ("psnr", "ssim", "lpips", "fraction_recovered"))
 TITLES = {
@@ -29,15 +30,19 @@ WIDE = 8  # ratio of the largest to the smallest value from which an axis is log
 
 
 def trends(records: Sequence[Record], labels: Mapping[str, str], styles: Mapping[str, int]) -> list[Panel]:
-    """Every metric against each thing that varies; empty if nothing does."""
+    """Every metric against each thing that varies; empty if nothing does.
+
+    Where there are defenses, they have an axis of their own, and the others are about trials without one.
+    """
     scored = [record for record in records if record.scored]
-    # A scenario's defenses are tables; the named defense, which has them, is the axis that people can read.
-    fields = [field for field in varying(scored) if field != "defenses"]
     named = 1 < len({record.defense for record in scored}) <= MOST_NAMES
+    plain = [record for record in scored if record.defense == UNDEFENDED] if named else scored
     panels = []
-    for name in [*fields, *([DEFENSE] if named else [])]:
-        against = _against(name, scored)
-        charts = (_chart(measure, against, scored, labels, styles) for measure in SHOWN)
+    for name, measured in [*((field, plain) for field in varying(plain)), *([(DEFENSE, scored)] if named else [])]:
+        if name == "defenses":  # tables; the named defense, which has them, is the axis that people can read
+            continue
+        against = _against(name, measured)
+        charts = (_chart(measure, against, measured, labels, styles) for measure in SHOWN)
         panels.append(Panel(against.title, tuple(one for one in charts if one)))
     return panels
 
@@ -61,6 +66,8 @@ class _Against:
     """What is at a place."""
     setting: Callable[[Record], tuple[Any, ...]]
     """All else that varies."""
+    numeric: bool
+    """Whether values have an order and distances; between names there is nothing to join by a line."""
 
 
 def _against(name: str, records: Sequence[Record]) -> _Against:
@@ -87,6 +94,7 @@ def _against(name: str, records: Sequence[Record]) -> _Against:
         place=lambda record: places[_text(value(record))],
         names=dict(ticks),
         setting=setting,
+        numeric=numeric,
     )
 
 
@@ -113,7 +121,7 @@ def _chart(
         series.append(Series(name=label, style=styles[label], points=points, line=False))
         by_place = dict(sorted(grouped(trials, against.place).items()))
         common = set.intersection(*({against.setting(record) for record in found} for found in by_place.values()))
-        if len(by_place) < 2 or not common:
+        if len(by_place) < 2 or not common or not against.numeric:
             continue
         means = []
         for place, found in by_place.items():
@@ -127,7 +135,8 @@ def _chart(
         f"{measure.title} in dB" if measure.key == "psnr" else measure.title,
         series,
         x_axis=against.axis,
-        y_range=(0.0, 1.0) if measure.key == "fraction_recovered" else (),
+        y_range=() if measure.key == "psnr" else (0.0, 1.0),
+        rules=rules(measured, measure.key) if measure.key in ("psnr", "ssim") else (),
         size=SMALL,
     )
 

@@ -1,52 +1,41 @@
-"""What the report says in words where the audit itself left no verdict, and what no report can say."""
+"""What no report can say, and what its words mean."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from undelta.trials.diagnosis import Level
 
-from undelta.evaluation.measures import METRICS
-from undelta.report.read import Audit
-from undelta.report.tables import grouped, value_of
-from undelta.trials.record import Record
-from undelta.trials.verdict import Verdict
-
-LIMITS = (
+POOR = (
     "A poor reconstruction shows that these attacks, with these settings and iterations, did not recover these images. "
-    "It does not prove that nobody can: a stronger attack, more iterations or other knowledge may succeed.",
-    "A good reconstruction is a proof of leakage for these images, this model and this round; other images of the same "
-    "client may fare better or worse.",
+    "It does not prove that nobody can: a stronger attack, more iterations or other knowledge may succeed."
+)
+GOOD = (
+    "A good reconstruction proves leakage for these images, this model and this round; other images of the same "
+    "client may fare better or worse."
+)
+UNCOMPARED = (
+    "Images that explain an update are not proven to be the client's: until somebody compares them with the originals, "
+    "neither leakage nor safety is shown."
+)
+MATCHED = (
     "Reconstructions were matched with the originals before scoring, and no attack saw an original. Differences "
-    "between attacks that are smaller than the spread over seeds mean little.",
+    "between attacks that are smaller than the spread over seeds mean little."
 )
 
 
-def verdicts(audit: Audit, labels: Mapping[str, str]) -> list[Verdict]:
-    """One statement per scenario and defense: the audit's own where it made one, else the measured numbers alone.
-
-    An audit judges some scenarios without trials of their own, where another one asks for the very same; they follow.
-    """
-    said = {(verdict.scenario, verdict.defense): verdict for verdict in audit.verdicts}
-    groups = grouped(audit.records, lambda record: record.group)
-    stated = [
-        said.get(group) or Verdict(scenario=group[0], defense=group[1], text=numbers(trials, labels))
-        for group, trials in groups.items()
-    ]
-    return stated + [verdict for group, verdict in said.items() if group not in groups]
+def limits(gravest: Level) -> tuple[str, ...]:
+    """What a report does not prove; what matters most for its gravest verdict comes first."""
+    if gravest == "not compared":
+        return UNCOMPARED, POOR
+    return (GOOD, POOR, MATCHED) if gravest == "leaks" else (POOR, GOOD, MATCHED)
 
 
-def numbers(trials: Sequence[Record], labels: Mapping[str, str]) -> str:
-    """The closest reconstruction of a scenario, without a judgment."""
-    scored = [record for record in trials if record.scored]
-    if not scored:
-        return "Nothing was measured: no trial of this scenario has been scored."
-    closest = max(scored, key=lambda record: (record.ssim or 0.0, record.psnr or 0.0))
-    iterations = "" if closest.iterations is None else f", {closest.iterations} iterations"
-    psnr, ssim = (METRICS[key].show(value_of(closest, key)) for key in ("psnr", "ssim"))
-    count = f" over {len(closest.images)} images" if closest.images else ""
-    best = max((image.psnr for image in closest.images if image.psnr is not None), default=None)
-    best_image = "" if best is None else f"; its best image has {best:.2f} dB"
-    coverage = "" if len(scored) == len(trials) else f" {len(scored)} of {len(trials)} trials were scored."
-    return (
-        f"The closest reconstruction came from {labels[closest.key]} (seed {closest.seed}{iterations}): "
-        f"mean PSNR {psnr} dB, mean SSIM {ssim}{count}{best_image}.{coverage}"
-    )
+MEANINGS = {
+    "Recognizable": "an SSIM of {ssim:g} or more (PSNR of {psnr:g} dB where images are too small for SSIM), and better "
+    "than a guess without the update.",
+    "Recovered": "a PSNR of {recovered:g} dB or more.",
+    "Gain": "decibels above the best guess without the update: each image's mean color, the mean color of public "
+    "photographs, or what the same attack makes of pure noise.",
+    "Mismatch": "how much of the update an attack's images leave unexplained, by its own replay: 0 is all explained, 1 "
+    "nothing. Compare it within one attack.",
+    "Floor": "the same at the private images: below it, an attack fits something else than the truth.",
+}

@@ -10,7 +10,6 @@ from undelta.report.exports import csv_table, latex, markdown
 from undelta.report.page import render
 from undelta.report.read import read_audit
 from undelta.report.tables import attack_labels, settings
-from undelta.report.words import verdicts
 
 
 def write_report(directory: str | Path) -> Path:
@@ -39,15 +38,14 @@ def write_report(directory: str | Path) -> Path:
     audit = read_audit(directory)
     labels = attack_labels(audit.records)
     means = settings(audit.records, labels)
-    statements = verdicts(audit, labels)
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     contents = {
-        "report.md": markdown(audit, statements, means, labels, date),
+        "report.md": markdown(audit, means, labels, date),
         "report.csv": csv_table(audit.records, labels),
         "report.tex": latex(audit, means),
-        "report.html": render(audit, statements, means, labels, date),
+        "report.html": render(audit, means, labels, date),
     }
     for name, content in contents.items():
         # A name from a file may hold half a character, which no encoding has.
-        write_bytes(directory / name, content.encode("utf-8", "replace"))
+        write_bytes(directory / name, content.encode("utf-8", "replace"), private=name == "report.html")
     return directory / "report.html"

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from undelta.client.private import load_private
+from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
 from undelta.evaluation.lpips import load_lpips
 from undelta.evaluation.metrics import WINDOW
-from undelta.files import to_json, write_bytes
+from undelta.files import kind_of, to_json, write_bytes
+from undelta.observation.file import digests_of, load_observation
 from undelta.studies.screen import SILENT, Screen
-from undelta.trials.directory import RunDirectory
+from undelta.trials.config import to_document
+from undelta.trials.directory import VERDICT, RunDirectory
+from undelta.trials.gates import Gate
+from undelta.trials.judgment import Judgment, pronounce
 from undelta.trials.leases import Leases
-from undelta.trials.plan import Plan
+from undelta.trials.plan import Plan, make_plan
 from undelta.trials.pool import Workers
 from undelta.trials.record import FAILED, Record
-from undelta.trials.verdict import Gate, Verdict, judge, offenses
 from undelta.trials.worker import Trials
 
 
@@ -24,15 +32,88 @@ from undelta.trials.worker import Trials
 class Audited:
     """What came of an audit."""
 
-    verdicts: tuple[Verdict, ...]
-    offenses: tuple[str, ...]
-    """A line for each gate that a scenario did not pass."""
+    judgment: Judgment
     records: Mapping[str, Record]
     """Of the trials that have one, by key."""
 
     @property
     def failed(self) -> tuple[Record, ...]:
         return tuple(record for record in self.records.values() if record.status == FAILED)
+
+
+def plan_recorded(
+    sources: Sequence[Path],
+    *,
+    attacks: Sequence[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] = (0,),
+    truths: Sequence[Path] = (),
+    images: Path | None = None,
+    model: str | None = None,
+) -> Plan:
+    """The audit of updates from elsewhere.
+
+    Args:
+        sources: Observation files, and folders of them.
+        attacks: Names; by default, strongest.
+        arguments: Settings of all attacks.
+        seeds: Of the attacks.
+        truths: Files that `undelta simulate` wrote, and folders of them; each is known by the update it belongs to.
+        images: A folder of the private pictures of one update, or of several in folders named like their updates.
+        model: A custom model, which the user trusts.
+    """
+    updates = _of_kind("observation", sources)
+    if not updates:
+        raise ConfigError(f"expected a .toml or recorded updates, found none in {', '.join(map(str, sources))}")
+    known = {load_private(path)[2]: path for path in _of_kind("truth", truths)}
+    tables: list[dict[str, Any]] = []
+    used: set[str] = set()
+    for path in updates:
+        own = sorted(digests_of(load_observation(path, model=model)) & known.keys())
+        used.update(own)
+        truth = _same([known[digest] for digest in own])
+        if images is not None:
+            truth = images if len(updates) == 1 else images / path.name.removesuffix(".safetensors")
+            if not truth.is_dir():
+                raise ConfigError(f"--images: expected a folder of the pictures behind {path}, found no {truth}")
+        table = {"observation": str(path.resolve()), "truth": str(truth.resolve()) if truth else None, "model": model}
+        tables.append({key: value for key, value in table.items() if value is not None})
+    if spare := [path for digest, path in known.items() if digest not in used]:
+        raise ConfigError(f"--truth {spare[0]} belongs to none of the updates")
+    values = {
+        "name": "Recorded updates" if len(updates) > 1 else f"The recorded update {updates[0].name}",
+        "seeds": list(seeds),
+        "recorded": tables,
+        "attacks": [{"attack": name, **(arguments or {})} for name in attacks or ("strongest",)],
+    }
+    return make_plan(to_document(values), values, where="undelta audit")
+
+
+def _same(truths: Sequence[Path]) -> Path | None:
+    """The truth that files of several rounds have in common; None without one."""
+    if any(not torch.equal(load_private(truths[0])[0].images, load_private(path)[0].images) for path in truths[1:]):
+        raise ConfigError(
+            f"{truths[0]} and {truths[1]} belong to rounds that were joined, but hold different images: the client's "
+            "data changed; attack each round alone"
+        )
+    return truths[0] if truths else None
+
+
+def _of_kind(kind: str, places: Sequence[Path]) -> list[Path]:
+    """The files among these, and in these folders, that are of a kind; one that is named must be."""
+    found = []
+    for place in places:
+        if place.is_dir():
+            for path in sorted(place.glob("*.safetensors")):
+                there = kind_of(path)
+                if there is None:  # left out, it would pass every gate
+                    raise ConfigError(f"{path}: not a readable file of ours; repair it or move it away")
+                found += [path] if there == kind else []
+        elif place.is_file():
+            found.append(place)
+        else:
+            raise ConfigError(f"{place}: no such file or folder")
+    return found
 
 
 def run_plan(
@@ -43,6 +124,7 @@ def run_plan(
     checkpoint_seconds: float = 30.0,
     retry_failed: bool = False,
     gates: Sequence[Gate] = (),
+    closed: bool = False,
     say: Callable[[str], None] = lambda _: None,
     screen: Screen = SILENT,
 ) -> Audited:
@@ -58,14 +140,14 @@ def run_plan(
     store, leases = RunDirectory(out), Leases(worker="start")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose a directory for --out")
-    store.prepare(plan.text, plan.trials, leases, title=plan.name)
+    store.prepare(plan.text, plan.trials, leases, title=plan.name, kind=plan.kind, thresholds=plan.thresholds)
     if retry_failed:
         store.forget_failed(plan.keys, leases)
     if store.unfinished(plan.keys):
         trials = Trials(directory=str(out.resolve()), keys=plan.keys, checkpoint_seconds=checkpoint_seconds)
         with screen.trials({trial.key: trial for trial in plan.trials}) as show:
             workers.work_off(trials, out, show=show)
-    return judge_job(plan, store, gates)
+    return judge_job(plan, store, gates, closed=closed)
 
 
 def check_metrics(plan: Plan, gates: Sequence[Gate]) -> None:
@@ -74,8 +156,9 @@ def check_metrics(plan: Plan, gates: Sequence[Gate]) -> None:
     if any(gate.metric == "lpips" for gate in gates) and lpips is None:
         raise ConfigError("--fail-below lpips needs LPIPS, whose weights are missing; fetch them: undelta fetch lpips")
     if any(gate.metric == "ssim" for gate in gates):
-        simulated = [trial.simulated for trial in plan.trials]
-        for scenario in {(one.data, one.image_size): one for one in simulated}.values():
+        sources = [trial.scenario for trial in plan.trials]
+        simulated = {(one.data, one.image_size): one for one in sources if isinstance(one, Scenario)}
+        for scenario in simulated.values():
             side = min(scenario.image_spec().shape[1:])
             if side < WINDOW:
                 raise ConfigError(
@@ -84,10 +167,12 @@ def check_metrics(plan: Plan, gates: Sequence[Gate]) -> None:
                 )
 
 
-def judge_job(plan: Plan, store: RunDirectory, gates: Sequence[Gate] = ()) -> Audited:
+def judge_job(plan: Plan, store: RunDirectory, gates: Sequence[Gate] = (), *, closed: bool = False) -> Audited:
     """Judge what is there, and write it to ``verdict.json``."""
     found = {key: store.record(key) for key in plan.keys}
     records = {key: record for key, record in found.items() if record}
-    verdicts = judge(plan.trials, records, plan.thresholds)
-    write_bytes(store.directory / "verdict.json", to_json(verdicts))
-    return Audited(verdicts=tuple(verdicts), offenses=tuple(offenses(verdicts, gates)), records=records)
+    judgment = pronounce(
+        plan.trials, records, thresholds=plan.thresholds, gates=gates, closed=closed, auditor=plan.auditor
+    )
+    write_bytes(store.directory / VERDICT, to_json(judgment))
+    return Audited(judgment=judgment, records=records)

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from undelta.attacker.span import Containment, contains
 from undelta.client.datasets import open_dataset
-from undelta.client.datasets.folders import SUFFIXES, read_picture
+from undelta.client.datasets.folders import in_channels, read_shaped
 from undelta.engine.devices import device_of
-from undelta.errors import DataError
-from undelta.files import write_bytes
+from undelta.files import make_way, write_bytes
 from undelta.observation.file import load_observation
 
 REFERENCES = 200
@@ -47,30 +45,18 @@ def contains_job(
         device: Where to compute.
         out: A JSON file to write the results to.
     """
+    if out is not None:
+        make_way(out)
     observation = load_observation(observation_path, model=model).to(device_of(device))
-    channels, height, width = observation.image.shape
-    if height != width:
-        raise DataError(f"the update's images are {height} x {width}; only squares can be cut from pictures")
-    paths = [images]
-    if images.is_dir():
-        paths = sorted(path for path in images.iterdir() if path.suffix.lower() in SUFFIXES)
-    if not paths:
-        raise DataError(f"{images}: no pictures in it ({', '.join(sorted(SUFFIXES))})")
-    candidates = torch.stack([_in_channels(read_picture(path, height), channels) for path in paths])
+    names, candidates = read_shaped(images, observation.image.shape)
+    channels, height, _ = observation.image.shape
     source = open_dataset(reference)
     count = min(REFERENCES, len(source))
     chosen = torch.linspace(0, len(source) - 1, count).round().long()
-    others = torch.stack([_in_channels(picture, channels) for picture in source.draw(chosen, height)])
+    others = torch.stack([in_channels(picture, channels) for picture in source.draw(chosen, height)])
     tested = contains(observation, candidates, others)
-    found = [Found(path.name, containment) for path, containment in zip(paths, tested, strict=True)]
+    found = [Found(name, containment) for name, containment in zip(names, tested, strict=True)]
     if out is not None:
         rows = [{"image": one.name, **asdict(one.containment)} for one in found]
         write_bytes(out, json.dumps({"reference": reference, "references": count, "images": rows}, indent=1).encode())
     return found
-
-
-def _in_channels(picture: Tensor, channels: int) -> Tensor:
-    """A picture with as many channels as the model takes: grey ones repeat, colors are averaged."""
-    if picture.shape[0] == channels:
-        return picture
-    return picture.mean(0, keepdim=True).expand(channels, -1, -1)

@@ -12,14 +12,17 @@ from undelta.errors import ConfigError
 from undelta.files import to_json, write_bytes
 from undelta.schema import parse
 from undelta.studies.audit import Audited, run_plan
-from undelta.studies.ladder import REFERENCE, Rung, ladder, reference
+from undelta.studies.ladder import Rung, ladder, reference
 from undelta.studies.screen import SILENT, Screen
 from undelta.studies.utility import Federation, measure_all
 from undelta.trials.config import read_toml, to_document
+from undelta.trials.diagnosis import Thresholds
+from undelta.trials.directory import DEFEND
 from undelta.trials.plan import Plan, make_plan
 from undelta.trials.pool import Workers
-from undelta.trials.tradeoff import DEFEND, Point, Tradeoff, Utility, compare, make_point
-from undelta.trials.verdict import Thresholds
+from undelta.trials.record import REFERENCE
+from undelta.trials.tradeoff import Point, Tradeoff, Utility, compare, make_point
+from undelta.trials.verdict import judge
 
 Table = Mapping[str, Any]
 ROUNDS = 20
@@ -75,6 +78,7 @@ def defend_job(
         seeds=tuple(seeds) or file.seeds,
     )
     plan, notes = plan_of(file, where=str(path))
+    plan = replace(plan, kind="defend")
     for note in notes:
         say(f"Note: {note}.")
     audited = run_plan(plan, out=out, workers=workers, retry_failed=retry_failed, say=say, screen=screen)
@@ -113,6 +117,7 @@ def plan_of(file: DefendFile, *, where: str) -> tuple[Plan, list[str]]:
         "scenario": file.scenario,
         "attacks": file.attacks,
         "defenses": rungs,
+        "noise": False,  # the last rung is a better one
         "verdict": asdict(file.verdict),
         "slurm": file.slurm,
     }
@@ -123,7 +128,7 @@ def _tradeoff(
     file: DefendFile, plan: Plan, audited: Audited, utilities: Mapping[str, Sequence[Utility]], notes: Sequence[str]
 ) -> Tradeoff:
     points: dict[str, Point] = {}
-    for verdict in audited.verdicts:
+    for verdict in judge(plan.trials, audited.records, plan.thresholds):  # the reference, too
         own = [trial for trial in plan.trials if trial.defense == verdict.defense]
         points[verdict.defense] = make_point(verdict, own, audited.records, utilities[verdict.defense])
     nothing = points.pop(REFERENCE)

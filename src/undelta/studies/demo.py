@@ -47,6 +47,7 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
 
     An interrupted demo resumes; a finished one runs again.
     """
+    RunDirectory(out).check_kind("demo")
     make_folder(out)
     configuration = out / CONFIGURATION
     write_bytes(configuration, DEMO_TOML.format(seed=seed).encode())
@@ -55,7 +56,7 @@ def demo_job(out: Path, *, seed: int = 0, watch: Callable[[str], Watch] | None =
         raise ConfigError(f"another demo is running in {out}; choose another --out")
     for key in plan.keys:
         (store.folder(key) / RECORD).unlink(missing_ok=True)  # a finished demo runs again
-    store.prepare(plan.text, plan.trials, leases, title=plan.name)
+    store.prepare(plan.text, plan.trials, leases, title=plan.name, kind="demo")
     records: list[Record] = []
     rows: list[tuple[str, Tensor]] = []
     for trial in plan.trials:

@@ -22,9 +22,9 @@ from undelta.client.federation import initial_model
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, UndeltaError
 from undelta.models import MODELS
+from undelta.trials.record import REFERENCE
 from undelta.updates import difference, inner, parameters_of
 
-REFERENCE = "pure noise (no information)"
 Rung = dict[str, Any]
 """A named set of scenario fields, as in an audit's ``[[defenses]]``."""
 
@@ -132,9 +132,10 @@ def noise_for(scenario: Scenario, epsilon: float) -> float:
 
 def _plain_fields(scenario: Scenario) -> Iterator[Rung]:
     """What protects without being a defense."""
-    if scenario.batches > 1:
+    counted = scenario.batch_size is None  # a loader's size would count more than a number of mini-batches
+    if counted and scenario.batches > 1:
         yield {"name": "one mini-batch", "batches": 1}
-    if 2 * scenario.batches <= min(scenario.samples):
+    if counted and 2 * scenario.batches <= min(scenario.samples):
         yield {"name": "twice the mini-batches", "batches": 2 * scenario.batches}
     yield {"name": "twice the epochs", "epochs": 2 * scenario.epochs}
     yield {"name": "a quarter of the learning rate", "learning_rate": scenario.learning_rate / 4}

@@ -1,9 +1,9 @@
-"""What `undelta observe` does: words and two checkpoints become an observation file."""
+"""What `undelta observe` and `join` do: checkpoints, or several rounds, become one observation file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from undelta.errors import ConfigError
+from undelta.files import make_way
 from undelta.models import MODELS
-from undelta.observation import Architecture, ImageSpec
+from undelta.observation import Architecture, ImageSpec, together
 from undelta.observation.assemble import count_classes, make_model, observe, training_from
 from undelta.observation.checkpoint import Notes, read_checkpoint
-from undelta.observation.file import save_observation
+from undelta.observation.consistency import consistency
+from undelta.observation.file import digest_of, load_observation, save_observation
 from undelta.schema import numbers
 
 
@@ -38,6 +40,7 @@ def observe_job(
     for path in (before, after):
         if path.resolve() == out.resolve():
             raise ConfigError(f"--out is the checkpoint {path}; choose another file")
+    make_way(out)
     size = numbers("--shape", shape, int)
     if len(size) != 3:
         raise ConfigError(f"--shape: expected channels, height and width, such as 3,32,32, got {shape!r}")
@@ -60,7 +63,19 @@ def observe_job(
         names=(str(before), str(after)),
     )
     save_observation(observation, out)
-    return [*notes, *more, *others, *fitted]
+    return [*notes, *more, *others, *fitted, *consistency(observation)]
+
+
+def join_job(paths: Sequence[Path], *, out: Path, model: str | None = None) -> int:
+    """Write one observation of several rounds, and say how many there are."""
+    if any(path.resolve() == out.resolve() for path in paths):
+        raise ConfigError(f"--out is one of the rounds, {out}; choose another file")
+    make_way(out)
+    joined = together([load_observation(path, model=model) for path in paths])
+    if len(set(map(digest_of, joined.rounds))) < len(joined.rounds):
+        raise ConfigError("the same round was given twice; name each once")
+    save_observation(joined, out)
+    return len(joined.rounds)
 
 
 def _image(

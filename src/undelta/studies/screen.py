@@ -1,4 +1,4 @@
-"""What studies show while they run; `undelta.cli.console` draws it."""
+"""What studies show while they run; `undelta.cli.progress` draws it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""One update: simulate it, attack it, score the attack, and how well each replay explains it."""
+"""One update: simulate it, attack it, and how well each replay explains it."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -12,24 +11,22 @@ from typing import Any
 
 from undelta.attacker.attack import Run, Watch
 from undelta.attacker.checkpoint import Checkpoint
-from undelta.attacker.reconstruction import Reconstruction
 from undelta.client.disclose import disclose, disclose_with_secrets
-from undelta.client.private import load_private, save_private
+from undelta.client.private import save_private
 from undelta.client.scenario import Scenario
 from undelta.engine import MEMORY, ranks
 from undelta.engine.devices import device_of
-from undelta.errors import ConfigError, DataError, RankFailure, UndeltaError
+from undelta.errors import ConfigError, RankFailure, UndeltaError
 from undelta.evaluation.floor import floors
-from undelta.evaluation.score import score
-from undelta.files import FORMAT, make_folder, read_tensors, write_tensors
-from undelta.observation import Observation
-from undelta.observation.file import digest_of, load_observation, save_observation
+from undelta.files import FORMAT, make_folder, make_way, write_tensors
+from undelta.observation.file import save_observation
 from undelta.trials.config import load_scenario, make_attack
-from undelta.trials.directory import CHECKPOINT, CONFIGURATION, PICTURES, RECONSTRUCTION, RECORD, RunDirectory
+from undelta.trials.directory import CHECKPOINT, CONFIGURATION, RECONSTRUCTION, RECORD, RUN, RunDirectory
+from undelta.trials.judgment import judge_directory
 from undelta.trials.leases import Lease, LeaseLost, Leases
-from undelta.trials.outcomes import compare
+from undelta.trials.outcomes import pictures
 from undelta.trials.pictures import write_sheet
-from undelta.trials.record import Record, describe_scenario, summary, with_score
+from undelta.trials.record import Record, describe_scenario, summary
 from undelta.trials.trial import Recorded, Trial, run
 
 SHEET = "reconstruction.png"
@@ -43,6 +40,8 @@ def simulate_job(
     scenario = _scenario(scenario_path, initial)
     if observation_path.resolve() == truth_path.resolve():
         raise ConfigError(f"--observation and --truth are the same file, {truth_path}; they must be two")
+    for path in (observation_path, truth_path):
+        make_way(path)
     private = scenario.draw(seed)
     observation = disclose(private, scenario, seed=seed)
     save_observation(observation, observation_path)
@@ -95,7 +94,11 @@ def attack_job(
     trial = Trial(scenario=recorded, attack=attack, arguments=arguments, seed=seed, name=summary(recorded.about))
     store = RunDirectory(out)
     folder = store.folder(trial.key)
+    # Beside a checkpoint, whoever wrote the result was killed before it could say so.
+    keep = keep or (not overwrite and (folder / CHECKPOINT).exists())
     if keep and store.status(trial.key) is not None and (earlier := store.record(trial.key)):
+        store.tidy(trial.key)
+        judge_directory(store)
         return earlier
     ranks.join(device_of(device))
     try:
@@ -118,11 +121,16 @@ def attack_job(
             if first:
                 check()
                 found = outcome.reconstruction
-                tensors = {"images": found.images.cpu(), "labels": found.labels.cpu()}
-                write_tensors(folder / RECONSTRUCTION, tensors, {"format": FORMAT, "kind": "reconstruction"})
+                tensors = {
+                    "images": found.images.cpu(),
+                    "labels": found.labels.cpu(),
+                    **{f"iterate {one.iteration} {one.seconds!r}": one.images for one in found.iterates},
+                }
+                about = {"format": FORMAT, "kind": "reconstruction"}
+                write_tensors(folder / RECONSTRUCTION, tensors, about, private=True)
                 write_sheet(out / SHEET, [(attack, found.images)])
-                (folder / PICTURES).unlink(missing_ok=True)  # of an earlier result that was scored
-                store.finish(outcome.record, None, check)
+                store.finish(outcome.record, pictures(outcome), check)
+                judge_directory(store)
     except LeaseLost:
         raise ConfigError(f"another process has taken this attack over in {out}, since we were silent") from None
     return outcome.record
@@ -162,12 +170,15 @@ def _lease(store: RunDirectory, trial: Trial, *, overwrite: bool) -> Lease:
     except UndeltaError:
         lease.release()
         raise
+    store.unjudge()
     return lease
 
 
 def _take_back(store: RunDirectory, trial: Trial) -> None:
     with _alone(store.directory):
         store.remove(trial.key)
+        if (store.directory / RUN).exists():
+            judge_directory(store)
     with suppress(OSError):  # not empty: somebody else's
         store.directory.rmdir()
 
@@ -188,73 +199,6 @@ def _resume(folder: Path) -> str:
     if not (folder / CHECKPOINT).exists():
         return "there is no checkpoint here yet"
     return f"the last checkpoint is {folder / CHECKPOINT}, and the same command resumes from there"
-
-
-def score_job(
-    directory: Path, *, truth_path: Path, observation_path: Path | None = None, model: str | None = None
-) -> list[Record]:
-    """Score a directory's attacks against the truth; adds the metrics to their records, and pictures.
-
-    The floor needs the observation: the one that was attacked, if it is still where it was, or another copy of it.
-    """
-    store = RunDirectory(directory)
-    private, scenario, digest = load_private(truth_path)
-    recorded = [record for record in store.records() if record.observation_file is not None]
-    if not recorded:
-        raise DataError(f"{directory}: no attack on a recorded update in it")
-    recorded = [record for record in recorded if record.observation == digest]
-    if not recorded:
-        raise DataError(f"{truth_path} is the truth of another observation than the one that {directory} attacked")
-    observation = _attacked(recorded[0], observation_path, model)
-    scored, rows = [], [("original", private.images)]
-    for key in (record.key for record in recorded):
-        lease = Leases(worker="score").acquire(store.folder(key))
-        if lease is None:
-            raise ConfigError(f"{directory}: an attack in it is running; score it when it is done")
-        with lease:
-            record = store.record(key)  # again, now that nobody else can change it
-            if record is None:
-                continue
-            reconstruction = _reconstruction(record, store.folder(key) / RECONSTRUCTION)
-            result = score(reconstruction, private, observation=observation)
-            record = with_score(replace(record, scenario=scenario, name=summary(scenario)), result)
-            store.finish(record, compare(reconstruction, private, result), lease.check)
-        rows.append((record.attack, reconstruction.images[list(result.order)]))
-        scored.append(record)
-    write_sheet(directory / SHEET, rows)
-    return scored
-
-
-def _reconstruction(record: Record, path: Path) -> Reconstruction:
-    tensors, _ = read_tensors(path, kind="reconstruction", error=DataError)
-    if not {"images", "labels"} <= set(tensors):
-        raise DataError(f"{path}: expected images and labels, got {', '.join(sorted(tensors))}")
-    return Reconstruction(
-        images=tensors["images"],
-        labels=tensors["labels"],
-        mismatch=math.nan if record.mismatch is None else record.mismatch,
-        iterations=record.iterations or 0,
-        seconds=record.seconds or 0.0,
-        status="diverged" if record.status == "diverged" else "completed",
-        terms={name: math.nan if value is None else value for name, value in record.terms.items()},
-        objective=record.objective,
-        learned=record.learned,
-    )
-
-
-def _attacked(record: Record, path: Path | None, model: str | None) -> Observation | None:
-    """The observation that a run attacked; None if it is not where it was, or a custom model is not named."""
-    try:
-        observation = load_observation(path or str(record.observation_file), model=model)
-    except UndeltaError:
-        if path is not None:
-            raise
-        return None
-    if digest_of(observation) == record.observation:
-        return observation
-    if path is not None:
-        raise DataError(f"{path} is another observation than the one that was attacked")
-    return None
 
 
 def floor_job(

@@ -23,7 +23,7 @@ from undelta.client.federation import federate
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError, UndeltaError
-from undelta.files import make_folder, to_json, write_bytes
+from undelta.files import make_folder, sweep, to_json, write_bytes
 from undelta.observation import ImageSpec
 from undelta.schema import read_json
 from undelta.trials.leases import Lease
@@ -48,7 +48,7 @@ class Federation:
     @staticmethod
     def of(scenario: Scenario, *, rounds: int, seed: int) -> Federation:
         """Without what only the attacker is concerned with, so that equal federations are measured once."""
-        plain = replace(scenario, rounds=0, aggregate=1, grant_labels=True)
+        plain = replace(scenario, rounds=0, observed_rounds=1, aggregate=1, grant_labels=True)
         return Federation(scenario=plain, rounds=rounds, seed=seed)
 
     @property
@@ -128,7 +128,7 @@ class Measurements(FolderTasks):
         raise PoolError(f"the utility of {self.federations[key].scenario.defenses or 'no defense'}: {reason}")
 
     def tidy(self, key: str) -> None:
-        """Nothing is left beside a result."""
+        sweep(self.folder(key), UTILITY, seconds=0.0)
 
     def result(self, key: str) -> Utility:
         path = self.folder(key) / UTILITY

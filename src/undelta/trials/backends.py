@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from undelta.errors import ConfigError, UndeltaError
+from undelta.errors import ConfigError, NoRoom, UndeltaError
 from undelta.schema import unknown
 from undelta.trials.tasks import Tasks, serve
 
@@ -135,6 +135,8 @@ class Processes:
 def _exit_problem(code: int) -> str | None:
     if code == 0:
         return None
+    if code == os.EX_IOERR:
+        return f"{NoRoom.__name__}: it could not write its results"
     if code < 0:
         name = signal.Signals(-code).name
         return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
@@ -154,7 +156,8 @@ def _process(tasks: Tasks) -> None:
     try:
         serve(tasks)
     except UndeltaError as problem:
-        sys.exit(f"undelta: worker {tasks.worker}: {' '.join(str(problem).split())}")
+        sys.stderr.write(f"undelta: worker {tasks.worker}: {' '.join(str(problem).split())}\n")
+        sys.exit(os.EX_IOERR if isinstance(problem, NoRoom) else 1)
 
 
 class Ray:

@@ -16,18 +16,21 @@ from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.weights import Q
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
-from undelta.files import refused
+from undelta.files import MOST_TEXT, check_text, plain_values, refused
 from undelta.schema import call, find, is_import, parse
 
+TEMPLATE = Path(__file__).with_name("scenario.toml")
+"""A scenario with every field explained."""
 BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
 def read_toml(path: str | Path) -> tuple[str, dict[str, Any]]:
     """A TOML file, verbatim and as values."""
     try:
-        with refused(str(path), ConfigError):
-            text = Path(path).read_bytes().decode()
-        return text, tomllib.loads(text)
+        with refused(str(path), ConfigError), Path(path).open("rb") as file:
+            text = file.read(MOST_TEXT + 1).decode()
+        check_text(text, marks=",[{=.")
+        return text, plain_values(tomllib.loads(text))
     except (ValueError, RecursionError) as problem:
         raise ConfigError(f"{path}: not valid TOML ({problem})") from problem
 
@@ -76,15 +79,17 @@ def parse_settings(words: Iterable[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals or not key.isidentifier():
             raise ConfigError(f"expected key=value, got {word!r}")
+        if key in settings:
+            raise ConfigError(f"{key} is given twice; drop one")
         try:
-            settings[key] = tomllib.loads(f"value = {value}")["value"]
-        except ValueError:  # not TOML, so a plain word
+            settings[key] = plain_values(tomllib.loads(f"value = {value}")["value"])
+        except (ValueError, RecursionError):  # not TOML, so a plain word
             settings[key] = value
     return settings
 
 
 def to_toml(value: Any) -> str:
-    """One value on one line; None has no TOML and must be left out before."""
+    """One value on one line; None has no TOML and is left out of lists and tables."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -96,7 +101,7 @@ def to_toml(value: Any) -> str:
         pairs = [f"{_key(key)} = {to_toml(item)}" for key, item in value.items() if item is not None]
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, Sequence):
-        return f"[{', '.join(to_toml(item) for item in value)}]"
+        return f"[{', '.join(to_toml(item) for item in value if item is not None)}]"
     raise TypeError(f"no TOML for {type(value).__name__}")
 
 

@@ -2,7 +2,7 @@
 
     DIR/run.json                            its title, and the keys of its trials in order
     DIR/audit.toml                          an audit's configuration, verbatim
-    DIR/verdict.json                        what it means, once all is done
+    DIR/verdict.json                        what it means, once all is done; gone while anything changes
     DIR/trials/<key>/trial.json             what to run
     DIR/trials/<key>/lease.json             while somebody works on it (see leases.py)
     DIR/trials/<key>/checkpoint.pt          how far the attack is
@@ -27,8 +27,9 @@ from pathlib import Path
 from torch import Tensor
 
 from undelta.errors import ConfigError, DataError
-from undelta.files import FORMAT, load_json, make_folder, to_json, write_bytes, write_tensors
+from undelta.files import FORMAT, load_json, make_folder, sweep, to_json, write_bytes, write_tensors
 from undelta.schema import read_json
+from undelta.trials.diagnosis import DEFAULT, Thresholds
 from undelta.trials.leases import Leases
 from undelta.trials.record import FAILED, INTERRUPTED, Record, from_json
 from undelta.trials.trial import Trial
@@ -39,7 +40,10 @@ PICTURES = "pictures.safetensors"
 RECONSTRUCTION = "reconstruction.safetensors"
 CONFIGURATION = "audit.toml"
 RUN = "run.json"
+PLAN = "plan.json"  # a tuning's
 TRIALS = "trials"
+VERDICT = "verdict.json"
+DEFEND = "defend.json"  # a comparison of defenses
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 
@@ -53,6 +57,9 @@ class Contents:
 
     title: str
     keys: tuple[str, ...]
+    kind: str = ""
+    """The command that made it."""
+    thresholds: Thresholds = DEFAULT
 
     def __post_init__(self) -> None:
         wrong = [key for key in self.keys if not _KEY.fullmatch(key)]
@@ -72,7 +79,24 @@ class RunDirectory:
 
     # Before the work
 
-    def prepare(self, text: str | None, trials: Iterable[Trial], leases: Leases, *, title: str = "") -> None:
+    def check_kind(self, kind: str) -> None:
+        """Refuse a directory that another command fills; its results would be mixed with ours, or set aside."""
+        there = self.contents().kind if (self.directory / RUN).exists() else ""
+        if not there and (self.directory / PLAN).exists():
+            there = "tune"
+        if there not in ("", kind):
+            raise ConfigError(f"{self.directory} holds what `undelta {there}` wrote; choose another --out")
+
+    def prepare(
+        self,
+        text: str | None,
+        trials: Iterable[Trial],
+        leases: Leases,
+        *,
+        title: str = "",
+        kind: str = "audit",
+        thresholds: Thresholds = DEFAULT,
+    ) -> None:
         """Make the directory hold exactly these trials; finished ones keep their results.
 
         Trials that are no longer asked for are set aside, not deleted, and come back when they are asked for again.
@@ -80,12 +104,12 @@ class RunDirectory:
         wanted: dict[str, Trial] = {}
         for trial in trials:
             wanted.setdefault(trial.key, trial)  # of equal ones, the first gives the names
+        self.check_kind(kind)
         for key in wanted:
             self.record(key)  # one that is not readable is refused before anything is changed
-        if text is not None and (self.directory / RUN).exists() and not (self.directory / CONFIGURATION).exists():
-            raise ConfigError(f"{self.directory} holds the results of single attacks; choose another --out")
         make_folder(self.directory / TRIALS)
         self._retire(wanted.keys(), leases)
+        self.unjudge()
         if text is not None:
             write_bytes(self.directory / CONFIGURATION, text.encode())
         for key, trial in wanted.items():
@@ -96,11 +120,17 @@ class RunDirectory:
             record = self.record(key)
             if text is not None and record and record.group != (trial.name, trial.defense):  # the results are the same
                 write_bytes(folder / RECORD, to_json(replace(record, name=trial.name, defense=trial.defense)))
-        self._list(title, wanted)  # last: all that it names is there
+        contents = Contents(title=title, keys=tuple(wanted), kind=kind, thresholds=thresholds)
+        self._list(contents)  # last: all that it names is there
 
-    def _list(self, title: str, keys: Iterable[str]) -> None:
-        contents = Contents(title=title or self.directory.resolve().name, keys=tuple(keys))
-        write_bytes(self.directory / RUN, to_json(contents))
+    def _list(self, contents: Contents) -> None:
+        title = contents.title or self.directory.resolve().name
+        write_bytes(self.directory / RUN, to_json(replace(contents, title=title)))
+
+    def unjudge(self) -> None:
+        """Take back what was said of results that are about to change: whoever reads it would take it for theirs."""
+        for name in (VERDICT, DEFEND):
+            (self.directory / name).unlink(missing_ok=True)
 
     def _put(self, trial: Trial) -> None:
         folder, content = self.folder(trial.key), to_json(trial)
@@ -113,14 +143,14 @@ class RunDirectory:
         there = self.contents() if (self.directory / RUN).exists() else Contents(title="", keys=())
         self._put(trial)
         if trial.key not in there.keys:
-            self._list(there.title, (*there.keys, trial.key))
+            self._list(replace(there, keys=(*there.keys, trial.key), kind=there.kind or "attack"))
 
     def remove(self, key: str) -> None:
         """Take a trial back that was refused before any work, and the directory if nothing else is in it."""
         there = self.contents()
-        keys = [one for one in there.keys if one != key]
+        keys = tuple(one for one in there.keys if one != key)
         if keys:
-            self._list(there.title, keys)
+            self._list(replace(there, keys=keys))
         else:
             (self.directory / RUN).unlink(missing_ok=True)
         shutil.rmtree(self.folder(key), ignore_errors=True)
@@ -170,7 +200,7 @@ class RunDirectory:
         folder = self.folder(record.key)
         check()
         if pictures is not None:
-            write_tensors(folder / PICTURES, pictures, {"format": FORMAT, "kind": "pictures"})
+            write_tensors(folder / PICTURES, pictures, {"format": FORMAT, "kind": "pictures"}, private=True)
             check()
         write_bytes(folder / RECORD, to_json(record))
         if record.status != INTERRUPTED:
@@ -181,8 +211,7 @@ class RunDirectory:
         folder = self.folder(key)
         (folder / CHECKPOINT).unlink(missing_ok=True)
         for name in (CHECKPOINT, PICTURES, RECORD):
-            for path in folder.glob(f".{name}.*"):
-                path.unlink(missing_ok=True)
+            sweep(folder, name, seconds=0.0)
 
     # After the work
 
@@ -192,6 +221,11 @@ class RunDirectory:
     def records(self) -> list[Record]:
         """The results in order, as far as there are some."""
         found = [self.record(key) for key in self.contents().keys]
+        return [record for record in found if record]
+
+    def results(self) -> list[Record]:
+        """The same, with the trials that have none yet."""
+        found = [self.record(key) or self.unmeasured(key) for key in self.contents().keys]
         return [record for record in found if record]
 
     def record(self, key: str) -> Record | None:

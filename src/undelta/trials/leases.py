@@ -39,7 +39,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from undelta.errors import DataError
+from undelta.errors import DataError, UndeltaError
 from undelta.files import refused
 from undelta.schema import parse
 
@@ -157,12 +157,13 @@ class Leases:
         lease = Lease(path, owner.token, handle, self.heartbeat_seconds)
         _held.add(owner.token)
         try:
-            os.write(handle, json.dumps(asdict(owner)).encode())
-            os.fsync(handle)  # so that other machines see it while it stays open
-        except OSError as problem:
+            with refused(f"cannot write the lease {path}", DataError):
+                os.write(handle, json.dumps(asdict(owner)).encode())
+                os.fsync(handle)  # so that other machines see it while it stays open
+        except UndeltaError:
             path.unlink(missing_ok=True)
             lease.release()
-            raise DataError(f"cannot write the lease {path}: {problem.strerror}") from problem
+            raise
         after = {found.identity: found for found in scan(folder)}
         others = {identity: found for identity, found in after.items() if identity != (path.name, owner.token)}
         if len(others) == len(after) or not others.keys() <= {found.identity for found in before}:

@@ -17,23 +17,21 @@ from undelta.trials.leases import Leases
 from undelta.trials.trial import Outcome, Trial
 
 
-def pictures(outcome: Outcome) -> dict[str, Tensor] | None:
-    """A trial's pictures; None without a truth to compare with."""
-    if outcome.private is None or outcome.score is None:
-        return None
+def pictures(outcome: Outcome) -> dict[str, Tensor]:
+    """A trial's pictures; without a truth there are no originals."""
     return compare(outcome.reconstruction, outcome.private, outcome.score)
 
 
-def compare(reconstruction: Reconstruction, private: Private, score: Score) -> dict[str, Tensor]:
-    """Originals, reconstruction and iterates in eight bits, all in the order of the originals."""
-    order = list(score.order)
-    originals = _bytes(private.images)  # (N, C, H, W)
-    iterates = reconstruction.iterates
-    parts = [iterate.images[order] for iterate in iterates]
+def compare(reconstruction: Reconstruction, private: Private | None, score: Score | None) -> dict[str, Tensor]:
+    """Originals, reconstruction and iterates in eight bits, all in the order of the originals where they are known."""
+    images, iterates = _bytes(reconstruction.images), reconstruction.iterates
+    order = list(score.order) if score else list(range(len(images)))
     return {
-        "originals": originals,
-        "reconstruction": _bytes(reconstruction.images[order]),
-        "iterates": torch.stack(parts) if parts else originals.new_empty(0, *originals.shape),
+        "originals": _bytes(private.images) if private else images.new_empty(0, *images.shape[1:]),  # (N, C, H, W)
+        "reconstruction": images[order],
+        "iterates": torch.stack([one.images[order] for one in iterates])
+        if iterates
+        else images.new_empty(0, *images.shape),
         "iterations": torch.tensor([iterate.iteration for iterate in iterates], dtype=torch.int64),
     }
 
@@ -48,7 +46,7 @@ def write_outcomes(directory: str | Path, trials: Sequence[Trial], outcomes: Seq
     The directory is a new one, or one of earlier outcomes, which are set aside.
     """
     store, leases = RunDirectory(Path(directory)), Leases(worker="write_outcomes")
-    store.prepare(None, trials, leases)
+    store.prepare(None, trials, leases, kind="write_outcomes")
     for trial, outcome in zip(trials, outcomes, strict=True):
         lease = leases.acquire(store.folder(trial.key))
         if lease is None:

@@ -41,7 +41,7 @@ def write_sheet(path: Path, rows: Sequence[tuple[str, Tensor]]) -> None:
             top += row_height
     content = io.BytesIO()
     sheet.save(content, "PNG")
-    write_bytes(path, content.getvalue())
+    write_bytes(path, content.getvalue(), private=True)
 
 
 def _tile(image: Tensor) -> Image.Image:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from undelta.client.datasets import Dataset, open_dataset
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, UndeltaError
+from undelta.models.sketch import sketched
 from undelta.observation import ImageSpec
 from undelta.schema import check_keys, parse, take_name
 from undelta.trials.config import make_attack, read_toml
+from undelta.trials.diagnosis import Thresholds
 from undelta.trials.record import UNDEFENDED
-from undelta.trials.trial import Trial
-from undelta.trials.verdict import Thresholds
+from undelta.trials.trial import Recorded, Trial
+from undelta.updates import freeze
 
 Table = Mapping[str, Any]
+MOST_SCENARIOS = 10_000  # of one audit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +41,31 @@ class AuditFile:
     """Lists of values per field; every combination is a scenario."""
     scenarios: tuple[Table, ...] = ()
     """Named scenarios with fields of their own, besides those of ``vary``."""
+    recorded: tuple[Table, ...] = ()
+    """Updates from elsewhere, besides scenarios: observation, and where known truth, model, name."""
     attacks: tuple[Table, ...]
     defenses: tuple[Table, ...] = ()
     """Named sets of fields that protect a scenario."""
     include_undefended: bool = True
+    noise: bool = True
+    """Whether to see what each attack makes of pure noise, too: cheaply, once per scenario."""
     verdict: Thresholds = field(default_factory=Thresholds)
+    auditor: str | None = None
+    """Who runs it; the report says so."""
     slurm: Table = field(default_factory=dict)
     """What submitit is told of the cluster, for ``--backend slurm``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedTable:
+    """One of ``[[recorded]]``."""
+
+    observation: str
+    truth: str | None = None
+    """The private images, if the auditor has them: what `undelta simulate` wrote, or a folder of pictures."""
+    model: str | None = None
+    """A custom model's ``package.module:function``, which the user trusts."""
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +79,9 @@ class Plan:
     """All combinations in order; some may have the same content and so the same key."""
     thresholds: Thresholds = Thresholds()
     slurm: Table = field(default_factory=dict)
+    kind: str = "audit"
+    """The command that runs it."""
+    auditor: str | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -86,23 +111,56 @@ def load_plan(path: str | Path) -> Plan:
 
 def make_plan(text: str, values: Table, *, where: str) -> Plan:
     """The same from a configuration at hand."""
+    if "attacks" not in values and {"data", "model"} & values.keys():
+        raise ConfigError(
+            f"{where}: these are the fields of one scenario; an audit has them below [scenario], after a name and "
+            "before [[attacks]]. To attack one scenario: undelta simulate"
+        )
     file = parse(AuditFile, values, where=where, error=ConfigError)
     if not file.seeds or len(set(file.seeds)) < len(file.seeds):
         raise ConfigError(f"{where}: seeds: expected at least one, each once, got {list(file.seeds)}")
     attacks = list(_attacks(file, where))
     checked = Checks()
     trials = []
-    for (name, scenario_fields), (defense, defense_fields) in itertools.product(
-        _scenarios(file, where), _defenses(file, where)
-    ):
-        place = f"{where}: scenario {name!r}" + ("" if defense == UNDEFENDED else f" with defense {defense!r}")
+
+    def add(source: Scenario | Recorded, name: str, defense: str, *, first: bool) -> None:
+        for (attack, arguments), seed in itertools.product(attacks, file.seeds):
+            trial = Trial(scenario=source, attack=attack, arguments=arguments, seed=seed, name=name, defense=defense)
+            _ = trial.key  # raises where a value has no place in a file
+            trials.append(replace(trial, noise=file.noise and first and seed == file.seeds[0]))
+
+    scenarios, defenses, recorded = _scenarios(file, where), _defenses(file, where), list(_recorded(file, where))
+    _check_once([name for name, _ in (*scenarios, *recorded)], f"{where}: scenarios")
+    for (name, scenario_fields), (defense, defense_fields) in itertools.product(scenarios, defenses):
+        place = (f"{where}: scenario {name!r}" if name else f"{where}: [scenario]") + (
+            "" if defense == UNDEFENDED else f" with defense {defense!r}"
+        )
         scenario = parse(Scenario, {**scenario_fields, **defense_fields}, where=place, error=ConfigError)
         checked(scenario, place)
-        for (attack, arguments), seed in itertools.product(attacks, file.seeds):
-            trial = Trial(scenario=scenario, attack=attack, arguments=arguments, seed=seed, name=name, defense=defense)
-            _ = trial.key  # raises where a value has no place in a file
-            trials.append(trial)
-    return Plan(name=file.name, text=text, trials=tuple(trials), thresholds=file.verdict, slurm=file.slurm)
+        add(scenario, name, defense, first=defense == defenses[0][0])
+    for name, source in recorded:
+        add(source, name, UNDEFENDED, first=True)
+    return Plan(
+        name=file.name,
+        text=text,
+        trials=tuple(trials),
+        thresholds=file.verdict,
+        slurm=file.slurm,
+        auditor=file.auditor,
+    )
+
+
+def _recorded(file: AuditFile, where: str) -> Iterator[tuple[str, Recorded]]:
+    for number, table in enumerate(file.recorded):
+        place = f"{where}: recorded[{number}]"
+        asked = parse(RecordedTable, table, where=place, error=ConfigError)
+        try:
+            source = Recorded.of(
+                Path(asked.observation), model=asked.model, truth=Path(asked.truth) if asked.truth else None
+            )
+        except UndeltaError as problem:
+            raise ConfigError(f"{place}: {problem}") from problem
+        yield asked.name or Path(asked.observation).name.removesuffix(".safetensors"), source
 
 
 def _attacks(file: AuditFile, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -128,14 +186,17 @@ def _scenarios(file: AuditFile, where: str) -> list[tuple[str, dict[str, Any]]]:
     for key, values in _known(file.vary, f"{where}: [vary]").items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}: [vary]: {key}: expected a list of values, got {values!r}")
+    if math.prod(map(len, file.vary.values())) > MOST_SCENARIOS:
+        raise ConfigError(f"{where}: [vary]: expected at most {MOST_SCENARIOS:,} combinations; vary less at a time")
     if file.vary:
         for combination in itertools.product(*file.vary.values()):
             varied = dict(zip(file.vary, combination, strict=True))
             name = ", ".join(f"{key}={_show(value)}" for key, value in varied.items())
             scenarios.append((name, {**common, **varied}))
     scenarios += [(name, {**common, **own}) for name, own in _named(file.scenarios, f"{where}: scenarios")]
-    _check_once([name for name, _ in scenarios], f"{where}: scenarios")
-    return scenarios or [("base", common)]
+    if scenarios or (file.recorded and not common):
+        return scenarios
+    return [("", common)]
 
 
 def _defenses(file: AuditFile, where: str) -> list[tuple[str, dict[str, Any]]]:
@@ -199,10 +260,17 @@ class Checks:
                 f"{where}: num_samples: expected at most the {len(dataset)} pictures of {scenario.data}, "
                 f"got {total}{clients}; ask for fewer, or use a larger source"
             )
-        image = scenario.image_spec(dataset)
+        try:
+            image = scenario.image_spec(dataset)
+        except ConfigError as problem:
+            raise ConfigError(f"{where}: classes: {problem}") from problem
         model = repr((scenario.model, sorted(scenario.model_arguments.items()), image))
         if model not in self._models:
             self._models[model] = _sketch(scenario, image, where)
+        try:
+            freeze(copy.deepcopy(self._models[model]), scenario.trained)
+        except ConfigError as problem:
+            raise ConfigError(f"{where}: {problem}") from problem
         for defense in scenario.protection:
             try:
                 defense.check(self._models[model])
@@ -213,7 +281,7 @@ class Checks:
 def _sketch(scenario: Scenario, image: ImageSpec, where: str) -> nn.Module:
     try:
         # A built-in model costs neither time nor memory there; a custom one may not work there.
-        with nullcontext() if scenario.architecture.custom else torch.device("meta"):
+        with nullcontext() if scenario.architecture.custom else sketched():
             return scenario.make_model(image)
     except (UndeltaError, TypeError, ValueError, RuntimeError) as problem:
         raise ConfigError(f"{where}: model: {problem}") from problem

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from undelta.errors import ConfigError, UndeltaError
+from undelta.errors import ConfigError, NoRoom, UndeltaError
 from undelta.trials.backends import Backend, Ended, Here, check_backend, open_backend
 from undelta.trials.tasks import Progress, Tasks
 
@@ -145,6 +145,8 @@ class Pool:
         last = self._last.pop(ended.worker, None)
         if ended.problem is None or ended.blameless:
             return
+        if NoRoom.__name__ in ended.problem:
+            raise PoolError("no room to write; make some, and the same command resumes from the last checkpoints")
         task = self.tasks.task_of(ended.worker)
         if task is None and last in self.tasks.unfinished():
             task = last  # its lease was taken over before we looked

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from undelta.evaluation.metrics import RECOVERED_PSNR
 from undelta.schema import read_json
-from undelta.trials.record import MEASURED, UNDEFENDED, Record
+from undelta.trials.directory import DEFEND
+from undelta.trials.record import ENDED, UNDEFENDED, Record
 from undelta.trials.trial import Trial
 from undelta.trials.verdict import Verdict, times
 
 SCHEMA: Literal[1] = 1
-DEFEND = "defend.json"
 MARGIN_DB = 1.0
 """How far above the reference a defense may be and still count as at the level of noise; a convention."""
 
@@ -101,7 +101,7 @@ def make_point(
 ) -> Point:
     """One defense, from its verdict, its records, and the utility of each seed."""
     own = [records[trial.key] for trial in trials if trial.key in records]
-    scored = [record for record in own if record.status in MEASURED and record.scored]
+    scored = [record for record in own if record.status in ENDED and record.scored]
     worst = max(scored, key=lambda record: record.psnr or 0.0, default=None)
     known = [utility.accuracy for utility in utilities if utility.accuracy is not None]
     accuracies = tuple(known) if len(known) == len(utilities) else ()

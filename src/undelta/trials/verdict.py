@@ -1,4 +1,4 @@
-"""What an audit's numbers mean, in plain words, and whether they pass a gate.
+"""What an audit's numbers mean, in plain words.
 
 A verdict is about one scenario with one defense. It is the worst case over attacks and seeds, and says what it rests on
 and what it does not prove. Nothing here is measured; all numbers come from records.
@@ -9,52 +9,42 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from undelta.errors import ConfigError
+from undelta.evaluation.baselines import COLOR
 from undelta.evaluation.measures import METRICS, QUALITIES
 from undelta.evaluation.score import ImageScore
-from undelta.schema import unknown
-from undelta.trials.record import MEASURED, UNDEFENDED, UNFINISHED, Record
+from undelta.trials.diagnosis import DEFAULT, Diagnosis, Level, Thresholds, count_recognizable, diagnose, explains
+from undelta.trials.record import COMPLETED, UNDEFENDED, UNFINISHED, Record
 from undelta.trials.trial import Trial
 
-Level = Literal["recognizable", "not recognized", "not measured"]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Thresholds:
-    """The values at which an image counts as recognizable.
+class Exposed:
+    """The most exposed image: the one whose reconstruction is closest. All numbers are its own."""
 
-    SSIM decides, since a flat grey already reaches a high PSNR on a picture of little contrast. PSNR takes its place
-    where an image is too small to have an SSIM.
-    """
+    key: str
+    """Of the trial."""
+    attack: str
+    seed: int
+    image: int
+    """Its place in the batch, from 0."""
+    psnr: float | None
+    ssim: float | None
+    lpips: float | None
+    baselines: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """PSNR and SSIM of guesses without the update, for this image."""
 
-    ssim: float = METRICS["ssim"].threshold or 0.0
-    psnr: float = METRICS["psnr"].threshold or 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ssim <= 1:
-            raise ConfigError(f"expected 0 < ssim <= 1, got ssim={self.ssim}")
-        if self.psnr <= 0:
-            raise ConfigError(f"expected psnr > 0, got psnr={self.psnr}")
-
-    def recognizes(self, image: ImageScore) -> bool:
-        if image.ssim is not None:
-            return image.ssim >= self.ssim
-        return image.psnr is not None and image.psnr >= self.psnr
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    """A bound that no trial may pass, for use in continuous integration."""
-
-    metric: str
-    bound: float
-    above: bool
-
-    def passed_by(self, value: float) -> bool:
-        """Whether a value is on the wrong side."""
-        return value > self.bound if self.above else value < self.bound
+    @property
+    def text(self) -> str:
+        numbers = [f"SSIM {self.ssim:.2f}"] if self.ssim is not None else []
+        numbers += [f"PSNR {self.psnr:.1f} dB"] if self.psnr is not None else []
+        color = self.baselines.get(COLOR, {})
+        known = (self.ssim is not None and color.get("ssim") is not None, color.get("psnr") is not None)
+        guess = [f"SSIM {color['ssim']:.2f}"] if known[0] else []
+        guess += [f"PSNR {color['psnr']:.1f} dB"] if known[1] else []
+        than = f"; its mean color alone has {', '.join(guess)}" if guess else ""
+        return f"image {self.image + 1}, {', '.join(numbers)}{than}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,59 +53,125 @@ class Verdict:
 
     scenario: str
     defense: str
-    level: Level | None = None
-    """None: not judged, only measured."""
+    diagnosis: Diagnosis
     text: str
+    """The diagnosis with what it rests on."""
     images: int | None = None
     """Of one trial."""
     recognizable: int | None = None
     """Of these, in the trial with most of them."""
+    exposed: Exposed | None = None
     worst: dict[str, float | None] = field(default_factory=dict)
-    """The worst image of all trials, per metric; for fraction_recovered the worst trial."""
+    """What gates look at: per metric, the worst of any image in any trial; for fraction_recovered the worst trial."""
     worst_trial: dict[str, Any] | None = None
     """Where most images are recognizable: key, attack, arguments, seed, iterations."""
     trials: dict[str, int] = field(default_factory=dict)
     """How many ended how."""
-    thresholds: dict[str, float] = field(default_factory=dict)
+    epsilon: float | None = None
+    delta: float | None = None
+    """What differential privacy promises the client; None where it does not."""
+    thresholds: Thresholds = DEFAULT
 
     @property
     def title(self) -> str:
         return self.scenario if self.defense == UNDEFENDED else f"{self.scenario}, {self.defense}"
 
+    @property
+    def level(self) -> Level:
+        return self.diagnosis.level
 
-def judge(trials: Sequence[Trial], records: Mapping[str, Record], thresholds: Thresholds) -> list[Verdict]:
+
+Asked = Trial | Record
+"""Who asked for a result: a trial, or the record of one."""
+
+
+def judge(trials: Sequence[Asked], records: Mapping[str, Record], thresholds: Thresholds) -> list[Verdict]:
     """A verdict per scenario and defense, in the order of the trials."""
-    groups: dict[tuple[str, str], list[Trial]] = {}
+    groups: dict[tuple[str, str], list[Asked]] = {}
     for trial in trials:
         groups.setdefault((trial.name, trial.defense), []).append(trial)
-    return [_judge_group(*names, group, records, thresholds) for names, group in groups.items()]
+    found = {
+        group: [record for trial in asked if (record := records.get(trial.key))] for group, asked in groups.items()
+    }
+    return [
+        _judge_group(*group, asked, found[group], _twin(group, found, thresholds), thresholds)
+        for group, asked in groups.items()
+    ]
+
+
+def _twin(
+    group: tuple[str, str], found: Mapping[tuple[str, str], Sequence[Record]], thresholds: Thresholds
+) -> list[Record]:
+    """The completed records in which an attack works on the same scenario without the defense."""
+    name, defense = group
+    if defense == UNDEFENDED:
+        return []
+    done = [record for record in found.get((name, UNDEFENDED), ()) if record.status == COMPLETED]
+    return [record for record in done if diagnose(record, thresholds).level == "leaks"]
 
 
 def _judge_group(
-    scenario: str, defense: str, trials: Sequence[Trial], records: Mapping[str, Record], thresholds: Thresholds
+    scenario: str,
+    defense: str,
+    trials: Sequence[Asked],
+    found: Sequence[Record],
+    twin: Sequence[Record],
+    thresholds: Thresholds,
 ) -> Verdict:
-    found = [records.get(trial.key) for trial in trials]
-    counts = dict(Counter(record.status if record else UNFINISHED for record in found))
-    measured = [record for record in found if record and record.status in MEASURED and record.images]
-    recognizable = {record.key: sum(map(thresholds.recognizes, record.images)) for record in measured}
-    worst = {metric: _worst(metric, measured) for metric in QUALITIES}
-    top = max(measured, key=lambda record: (recognizable[record.key], _likeness(record)), default=None)
+    counts = Counter(record.status for record in found)
+    counts[UNFINISHED] += len(trials) - len(found)
+    ran = [record for record in found if record.measured]
+    measured = [record for record in ran if record.images]
+    recognizable = {record.key: count_recognizable(record, thresholds) for record in measured}
+    top = max(measured, key=lambda record: (recognizable[record.key], *_likeness(record)), default=None)
+    if top is None or not recognizable[top.key]:  # a failure that was scored must not hide what explains the update
+        unscored = [record for record in ran if not record.images and (top is None or explains(record))]
+        top = min(unscored, key=lambda record: 9.0 if record.mismatch is None else record.mismatch, default=top)
+    diagnosis = _diagnosis(top, measured, twin, thresholds)
+    exposed = _exposed(measured)
     names = ("key", "attack", "arguments", "seed", "iterations")
-    level: Level = "not measured"
-    if top:
-        level = "recognizable" if recognizable[top.key] else "not recognized"
+    private = next((record for record in found if record.delta is not None), None)
     return Verdict(
         scenario=scenario,
         defense=defense,
-        level=level,
-        text=_text(top, recognizable, worst, counts, trials, thresholds),
-        images=len(top.images) if top else None,
-        recognizable=recognizable[top.key] if top else None,
-        worst=worst,
-        worst_trial={name: getattr(top, name) for name in names} if top else None,
-        trials=counts,
-        thresholds=asdict(thresholds),
+        diagnosis=diagnosis,
+        text=" ".join(_sentences(diagnosis, top, exposed, +counts, trials, thresholds)),
+        images=len(top.images) if top and top.images else None,
+        recognizable=recognizable.get(top.key) if top else None,
+        exposed=exposed,
+        worst={metric: _worst(metric, measured) for metric in QUALITIES},
+        worst_trial={name: getattr(top, name) for name in names} if top and top.images else None,
+        trials=dict(+counts),
+        epsilon=private.epsilon if private else None,
+        delta=private.delta if private else None,
+        thresholds=thresholds,
     )
+
+
+def _diagnosis(
+    top: Record | None, measured: Sequence[Record], twin: Sequence[Record], thresholds: Thresholds
+) -> Diagnosis:
+    if top is None:
+        return Diagnosis(level="not measured", text="Nothing was measured, so nothing is known of this scenario.")
+    own = diagnose(top, thresholds)
+    if own.level != "attack failed" or not measured:
+        return own
+    same = {_attempt(record) for record in measured if record.status == COMPLETED}
+    works = [record for record in twin if _attempt(record) in same]
+    if not works:
+        return own
+    best = max(works, key=lambda record: count_recognizable(record, thresholds))
+    count = count_recognizable(best, thresholds)
+    return Diagnosis(
+        level="resisted",
+        text=f"{best.attack}, which makes {count} of {len(best.images)} images recognizable without the defense, fails "
+        "here. Other attacks may do better.",
+    )
+
+
+def _attempt(record: Record) -> tuple[str, str, int]:
+    """The attack and, by the seed, the images that it is after."""
+    return record.attack, str(record.arguments), record.seed
 
 
 def _worst(metric: str, records: Sequence[Record]) -> float | None:
@@ -130,49 +186,63 @@ def _worst(metric: str, records: Sequence[Record]) -> float | None:
     return float(max(known) if METRICS[metric].rises else min(known))
 
 
-def _likeness(record: Record) -> float:
+def _likeness(record: Record) -> tuple[float, float]:
     """Orders trials with equally many recognizable images."""
-    value = _worst("ssim", [record])
-    value = _worst("psnr", [record]) if value is None else value
-    return -1.0 if value is None else value
+    exposed = _exposed([record])
+    return closeness(exposed) if exposed else (-2.0, -1.0)
 
 
-def _text(
+def closeness(image: ImageScore | Exposed) -> tuple[float, float]:
+    """Orders images by how close their reconstructions are: by SSIM where there is one, else by PSNR."""
+    return (-1.0 if image.ssim is None else image.ssim), (-1.0 if image.psnr is None else image.psnr)
+
+
+def _exposed(records: Sequence[Record]) -> Exposed | None:
+    images = [
+        (record, index) for record in records for index, image in enumerate(record.images) if image.psnr is not None
+    ]
+    if not images:
+        return None
+    record, index = max(images, key=lambda pair: closeness(pair[0].images[pair[1]]))
+    image = record.images[index]
+    return Exposed(
+        key=record.key,
+        attack=record.attack,
+        seed=record.seed,
+        image=index,
+        psnr=image.psnr,
+        ssim=image.ssim,
+        lpips=image.lpips,
+        baselines={
+            name: asdict(one.images[index]) for name, one in record.baselines.items() if index < len(one.images)
+        },
+    )
+
+
+def _sentences(
+    diagnosis: Diagnosis,
     top: Record | None,
-    recognizable: Mapping[str, int],
-    worst: Mapping[str, float | None],
+    exposed: Exposed | None,
     counts: Mapping[str, int],
-    trials: Sequence[Trial],
+    trials: Sequence[Asked],
     thresholds: Thresholds,
-) -> str:
-    if top is None:
-        return f"Nothing was measured ({_coverage(counts)}), so nothing is known of this scenario."
-    images, count = len(top.images), recognizable[top.key]
-    rule = f"SSIM >= {thresholds.ssim:g}" if worst["ssim"] is not None else f"PSNR >= {thresholds.psnr:g} dB"
-    numbers = [f"SSIM {worst['ssim']:.2f}"] if worst["ssim"] is not None else []
-    numbers += [f"PSNR {worst['psnr']:.1f} dB"] if worst["psnr"] is not None else []
+) -> list[str]:
+    coverage = ", ".join(f"{times(count, 'trial')} {status}" for status, count in counts.items())
+    sentences = [diagnosis.text]
+    if top and top.images:
+        ssim = exposed is None or exposed.ssim is not None
+        rule = f"SSIM >= {thresholds.ssim:g}" if ssim else f"PSNR >= {thresholds.psnr:g} dB"
+        sentences.append(
+            f"Most exposed: {exposed.text} (attack {exposed.attack}, seed {exposed.seed}; recognizable from {rule})."
+            if exposed
+            else "Most exposed: no number, since every image diverged."
+        )
     attacks = len({(trial.attack, str(trial.arguments)) for trial in trials})
     seeds = len({trial.seed for trial in trials})
-    sentences = [
-        f"Recognizable: {count} of {images} images ({rule}; attack {top.attack}, {top.iterations} iterations, "
-        f"seed {top.seed}).",
-        f"Worst of any image: {', '.join(numbers) or 'no number, since every image diverged'}.",
-        f"Worst case of {times(attacks, 'attack')} and {times(seeds, 'seed')} ({_coverage(counts)}).",
-        *_diagnosis(top, images, count),
-        _limits(images, count),
-    ]
-    return " ".join(sentences)
-
-
-def _diagnosis(top: Record, images: int, count: int) -> list[str]:
-    """What the floor says of the attack that came closest, unless it found everything anyway."""
-    words = [f"By its own objective this attack {top.floor.text}."] if top.floor else []
-    notes = [f"Note: {note}." for note in top.notes]
-    return [] if count == images else [*words, *notes]
-
-
-def _coverage(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{times(count, 'trial')} {status}" for status, count in counts.items())
+    sentences.append(f"Worst case of {times(attacks, 'attack')} and {times(seeds, 'seed')} ({coverage}).")
+    if top and diagnosis.level != "leaks":
+        sentences += [f"Note: {note}." for note in top.notes]
+    return sentences
 
 
 def times(count: int, noun: str) -> str:
@@ -180,43 +250,26 @@ def times(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _limits(images: int, count: int) -> str:
-    if count == images:
-        return "This shows leakage."
-    if count:
-        return "This shows leakage; it does not prove that the other images are safe."
-    return (
-        "This does not prove absence of leakage: these attacks, with these settings and iterations, did not succeed, "
-        "but others may."
-    )
-
-
-def parse_gates(above: Mapping[str, Any], below: Mapping[str, Any]) -> list[Gate]:
-    """The bounds of ``--fail-above`` and ``--fail-below``."""
-    gates = []
-    for option, is_above, values in (("--fail-above", True, above), ("--fail-below", False, below)):
-        for metric, bound in values.items():
-            if metric not in QUALITIES:
-                known = [key for key in QUALITIES if METRICS[key].rises is is_above]
-                raise ConfigError(f"{option}: {unknown('metric', metric, known)}")
-            if METRICS[metric].rises is not is_above:
-                larger, other = ("smaller", "--fail-below") if is_above else ("larger", "--fail-above")
-                raise ConfigError(f"{option} {metric}: a {larger} {metric} is worse; use {other} {metric}={bound}")
-            if isinstance(bound, bool) or not isinstance(bound, int | float) or not abs(bound) < float("inf"):
-                raise ConfigError(f"{option} {metric}: expected a number, got {bound!r}")
-            gates.append(Gate(metric=metric, bound=float(bound), above=is_above))
-    return gates
-
-
-def offenses(verdicts: Sequence[Verdict], gates: Sequence[Gate]) -> list[str]:
-    """A line for every scenario and gate that it does not pass; a metric that was not measured does not pass."""
-    lines = []
-    for verdict in verdicts:
-        for gate in gates:
-            value = verdict.worst[gate.metric]
-            if value is None:
-                lines.append(f"{verdict.title}: {gate.metric} was not measured, so the gate cannot be passed")
-            elif gate.passed_by(value):
-                side = "above" if gate.above else "below"
-                lines.append(f"{verdict.title}: {gate.metric} {value:.4g} is {side} {gate.bound:g}")
-    return lines
+def headline(verdicts: Sequence[Verdict]) -> str:
+    """All scenarios in one sentence."""
+    alone: dict[Level, str] = {
+        "leaks": "The client's update leaks private images.",
+        "not compared": "The client's update probably leaks private images: compare what was found with the originals.",
+        "attack failed": "No attack worked on the client's update, which says nothing about its safety.",
+        "resisted": "The client's update resisted an attack that works without its defense.",
+        "not measured": "Nothing was measured, so nothing is known.",
+    }
+    many: dict[Level, tuple[str, str]] = {
+        "leaks": ("{} leaks private images", "{} leak private images"),
+        "not compared": ("{} probably leaks private images", "{} probably leak private images"),
+        "attack failed": ("on {} no attack worked, which says nothing about safety",) * 2,
+        "resisted": ("{} resisted an attack that works without the defense",) * 2,
+        "not measured": ("{} was not measured", "{} were not measured"),
+    }
+    counts = Counter(verdict.level for verdict in verdicts)
+    if len(verdicts) == 1:
+        (one,) = verdicts
+        found = f": {one.recognizable} of {one.images} can be recognized." if one.recognizable else "."
+        return alone[one.level].removesuffix(".") + found
+    parts = [words[counts[level] > 1].format(counts[level]) for level, words in many.items() if counts[level]]
+    return f"Of {len(verdicts)} scenarios and defenses, {'; '.join(parts)}." if parts else alone["not measured"]

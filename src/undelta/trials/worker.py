@@ -16,7 +16,7 @@ import torch
 from undelta.attacker.attack import Run, Watch
 from undelta.attacker.checkpoint import Checkpoint
 from undelta.attacker.reconstruction import Moment
-from undelta.errors import MissingKnowledge, UndeltaError
+from undelta.errors import MissingKnowledge, NoRoom, UndeltaError
 from undelta.files import write_bytes
 from undelta.trials.directory import CHECKPOINT, TRIALS, RunDirectory
 from undelta.trials.leases import Lease, LeaseLost
@@ -88,7 +88,7 @@ def attempt(
             if outcome.reconstruction.status != "interrupted":
                 store.finish(outcome.record, pictures(outcome), lease.check)
             return outcome
-        except LeaseLost:
+        except (LeaseLost, NoRoom):  # the trial is as good as before, and resumes
             raise
         except UndeltaError as problem:
             status, message = NOT_APPLICABLE if isinstance(problem, MissingKnowledge) else FAILED, str(problem)

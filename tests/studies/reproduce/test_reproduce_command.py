@@ -29,10 +29,9 @@ from undelta.studies.reproduce.reproductions import REPRODUCTIONS, Asked, cells_
 from undelta.studies.reproduce.scales import SCALES, Scale
 from undelta.studies.reproduce.tuned import MARKS, tune
 from undelta.studies.tuning import jobs
-from undelta.studies.tuning.plan import PLAN
 from undelta.studies.tuning.storage import DATABASE
 from undelta.trials.config import load_scenario
-from undelta.trials.directory import RunDirectory
+from undelta.trials.directory import PLAN, RunDirectory
 from undelta.trials.leases import Leases
 from undelta.trials.plan import Plan
 from undelta.trials.pool import Workers
@@ -93,6 +92,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert {path: path.stat().st_mtime_ns for path in before} == before  # what was done is not done again
     assert len(records(out)) >= wanted  # more where weights were tuned first
     assert "comparison: " in printed
+    assert "Nothing follows from the smoke scale" in printed
     return out
 
 

@@ -9,14 +9,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import optuna
 import pytest
 
+from undelta.errors import DatabaseAway
+from undelta.studies.tuning import storage as storage_module
 from undelta.studies.tuning.jobs import tune_job
+from undelta.studies.tuning.objective import OpenRun, Report
 from undelta.studies.tuning.storage import open_storage
 from undelta.studies.tuning.worker import evaluate
 
@@ -49,9 +54,17 @@ def user() -> str | None:
         return None
 
 
+class Server(NamedTuple):
+    """A database, and what ends and restarts it."""
+
+    url: str
+    stop: Callable[[], None]
+    start: Callable[[], None]
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """The URL of a database on a socket in a directory of its own; nobody else can reach it."""
+def cluster() -> Iterator[Server]:
+    """A database on a socket in a directory of its own; nobody else can reach it."""
     programs, name = binaries(), user()
     if programs is None:
         pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
@@ -74,11 +87,24 @@ def server() -> Iterator[str]:
         data = str(folder / "data")
         run("initdb", "--pgdata", data, "--auth", "trust", "--username", "undelta", "--no-sync")
         options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
-        run("pg_ctl", "--pgdata", data, "--log", str(folder / "log"), "--options", options, "--wait", "start")
-        try:
-            yield f"postgresql://undelta@/postgres?host={folder}"
-        finally:
+
+        def start() -> None:
+            run("pg_ctl", "--pgdata", data, "--log", str(folder / "log"), "--options", options, "--wait", "start")
+
+        def stop() -> None:
             run("pg_ctl", "--pgdata", data, "--mode", "immediate", "--wait", "stop")
+
+        start()
+        try:
+            yield Server(f"postgresql://undelta@/postgres?host={folder}", stop, start)
+        finally:
+            stop()
+
+
+@pytest.fixture
+def server(cluster: Server) -> str:
+    """The URL of the database."""
+    return cluster.url
 
 
 def test_a_server_gives_the_same_points_as_a_file(server: str, open_slots: OpenSlots, tmp_path: Path) -> None:
@@ -124,3 +150,42 @@ def test_the_databases_address_is_written_nowhere(server: str, tmp_path: Path) -
     tune_job(tmp_path / "scenario.toml", out=tmp_path / "out", trials=1, steps=3, storage=secret)
     for path in (tmp_path / "out").iterdir():
         assert b"tops3cret" not in path.read_bytes(), path
+
+
+class Stopping(Bowl):
+    """Stops the server in its third evaluation."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        super().__init__()
+        self.stop = stop
+
+    def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
+        if len(self.seen) == 2:
+            self.stop()
+        return super().__call__(settings, report=report, open_run=open_run)
+
+
+def test_a_server_that_restarts_is_waited_for(cluster: Server, open_slots: OpenSlots, tmp_path: Path) -> None:
+    def restart() -> None:
+        cluster.stop()
+        threading.Timer(1.0, cluster.start).start()
+
+    bowl, undisturbed = Stopping(restart), Bowl()
+    evaluate(open_slots(total=5, storage=cluster.url, name="restarted"), bowl, tmp_path)
+    evaluate(open_slots(total=5, name="restarted"), undisturbed, tmp_path)
+    assert bowl.seen == undisturbed.seen
+
+
+def test_a_server_that_stays_away_ends_a_tuning_in_one_line_and_it_resumes(
+    cluster: Server, open_slots: OpenSlots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_module, "PATIENCE_SECONDS", 0.5)
+    bowl, later, undisturbed = Stopping(cluster.stop), Bowl(), Bowl()
+    try:
+        with pytest.raises(DatabaseAway, match=r"does not answer \(.*\); nothing is lost"):
+            evaluate(open_slots(total=4, storage=cluster.url, name="away"), bowl, tmp_path)
+    finally:
+        cluster.start()
+    evaluate(open_slots(total=4, storage=cluster.url, name="away"), later, tmp_path)
+    evaluate(open_slots(total=4, name="away"), undisturbed, tmp_path)
+    assert [*bowl.seen[:2], *later.seen] == undisturbed.seen

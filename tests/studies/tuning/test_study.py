@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from undelta.errors import ConfigError
+from undelta.errors import ConfigError, DatabaseAway
 from undelta.studies.tuning.objective import OpenRun, Report
 from undelta.studies.tuning.proposals import AGAIN, SLOT
 from undelta.studies.tuning.storage import open_storage
@@ -98,6 +99,36 @@ def test_trials_that_somebody_adds_by_hand_are_left_alone(open_slots: OpenSlots,
     slots.study.add_trial(create_trial(state=TrialState.COMPLETE, value=0.0))
     evaluate(slots, Bowl(), tmp_path)
     assert [trial.user_attrs[SLOT] for trial in slots.finished()] == [0, 1]
+
+
+# Disks that are full
+
+
+def test_a_full_disk_ends_a_tuning_in_one_line_and_it_resumes_to_the_same_points(
+    open_slots: OpenSlots, tmp_path: Path, limit_files: Callable[[int | None], None]
+) -> None:
+    class Filling(Bowl):
+        def __call__(self, settings: Mapping[str, Any], *, report: Report, open_run: OpenRun) -> float:
+            if len(self.seen) == 2:  # not even the journal of a transaction can be written
+                limit_files(1000)
+            return super().__call__(settings, report=report, open_run=open_run)
+
+    filling, later, undisturbed = Filling(), Bowl(), Bowl()
+    with pytest.raises(DatabaseAway, match=r"does not answer \(.*disk.*\); nothing is lost"):
+        evaluate(open_slots(total=4), filling, tmp_path)
+    limit_files(None)
+    evaluate(open_slots(total=4), later, tmp_path)
+    evaluate(open_slots(total=4, name="other"), undisturbed, tmp_path)
+    assert [*filling.seen[:2], *later.seen] == undisturbed.seen
+    with sqlite3.connect(tmp_path / "study.db") as file:
+        assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_planted_link_is_not_followed(open_slots: OpenSlots, tmp_path: Path) -> None:
+    (tmp_path / "study.db").symlink_to(tmp_path / "precious.db")
+    with pytest.raises(ConfigError, match=r"study\.db is a link"):
+        open_slots(total=1)
+    assert not (tmp_path / "precious.db").exists()
 
 
 # Workers that die
@@ -199,7 +230,7 @@ def test_a_database_that_is_away_for_a_moment_does_not_stop_the_heart(
 
     def away(identity: int) -> None:
         beats.append(identity)
-        raise optuna.exceptions.StorageInternalError
+        raise DatabaseAway
 
     monkeypatch.setattr(slots.storage, "record_heartbeat", away)
     with running:

@@ -98,6 +98,7 @@ def test_a_scenario_becomes_weights_that_an_attack_takes(source: Path, tmp_path:
     (record,) = RunDirectory(out).records()
     assert record.arguments == {**found["best"]["settings"], "steps": 13}
     assert (out / "reconstruction.png").exists()
+    assert record.psnr is not None  # the truth of a simulated client was kept for this
     # An attack with the file of weights is the same run.
     weights = tomllib.loads((out / "weights.toml").read_text())
     assert weights["q"] == found["best"]["settings"]["q"]
@@ -389,9 +390,9 @@ def test_an_attack_with_q_tune_is_the_papers_whole_algorithm(tmp_path: Path) -> 
         return room_of(network, *arguments, **keywords)
 
     monkey = {"trials": 3, "random": 2, "steps": 4}
-    tune = sys.modules["undelta.cli.attacking"].tune_and_attack
+    tune = sys.modules["undelta.cli.tuning"].tune
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("undelta.cli.attacking.tune_and_attack", lambda *given, **named: tune(*given, **named, **monkey))
+        patch.setattr("undelta.cli.tuning.tune", lambda *given, **named: tune(*given, **named, **monkey))
         patch.setattr(Room, "of", spy)
         result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output

@@ -12,14 +12,19 @@ from torch import Tensor
 from undelta.attacker.attack import UNWATCHED, Run
 from undelta.attacker.distances import mismatch
 from undelta.attacker.labels import LabelSource, label_source
+from undelta.attacker.needs import check_room
+from undelta.attacker.objective import Objective
 from undelta.attacker.reconstruction import Moment, Reconstruction
-from undelta.attacker.replays import OneStep, observed_update, prepare
+from undelta.attacker.remember import network_of
+from undelta.attacker.replay import prepare
+from undelta.attacker.replays import OneStep, spanned_update
 from undelta.errors import MissingKnowledge
 from undelta.observation import Observation
 from undelta.seeding import stream
 from undelta.updates import Update, layers_of
 
 MOST_SWAPS = 2000  # tries at giving images their labels
+MOST_PAIRS = 10**6  # looked at for them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,7 @@ class LinearInversion:
 
     def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
         began = time.perf_counter()
+        check_room(Objective(replay=OneStep()), observation, run.memory)
         generator = stream("attacker", seed, "analytic")
         weight, bias = _first_linear(observation)
         rows = torch.where(bias.abs() > bias.abs().max() * 1e-6)[0]
@@ -76,20 +82,21 @@ def _best_order(observation: Observation, images: Tensor, labels: Tensor, memory
     improved = True
     while improved and budget > 0:
         improved = False
-        for i, j in itertools.combinations(range(len(labels)), 2):
-            if labels[i] == labels[j] or budget <= 0:
+        known = labels.tolist()
+        for i, j in itertools.islice(itertools.combinations(range(len(known)), 2), MOST_PAIRS):
+            if known[i] == known[j] or budget <= 0:
                 continue
             budget -= 1
             swapped = labels.clone()
             swapped[[i, j]] = labels[[j, i]]
             if (value := explained(swapped)) < best:
-                labels, best, improved = swapped, value, True
+                labels, known, best, improved = swapped, swapped.tolist(), value, True
     return labels, best
 
 
 def _first_linear(observation: Observation) -> tuple[Tensor, Tensor]:
-    network, _, update = observed_update(observation)
-    first = layers_of(network.model)[0]
+    update = spanned_update(observation)
+    first = layers_of(network_of(observation).model)[0]
     parameters: Update = {name.rpartition(".")[2]: update[name] for name in first.parameters if name in update}
     pixels = torch.Size(observation.image.shape).numel()
     if first.kind != "linear" or set(parameters) != {"weight", "bias"} or parameters["weight"].shape[1] != pixels:
@@ -110,7 +117,7 @@ def _most_different(pixels: Tensor, outside: Tensor, strength: Tensor, count: in
         distances = torch.where(plausible, distances, distances - outside.new_tensor(1e6) * outside)
         distances[taken] = -torch.inf
         if torch.isinf(distances).all():
-            taken.append(taken[-1])  # fewer candidates than samples
+            taken += [taken[-1]] * (count - len(taken))  # fewer candidates than samples
         else:
             taken.append(int(distances.argmax()))
     return torch.tensor(taken, device=pixels.device)

@@ -61,7 +61,9 @@ def awa(
     restarts: int = 1,
     labels: str | None = None,
 ) -> GradientMatching | Restarts:
-    """The paper's attack. None takes the setting's value.
+    """The paper's attack: replay one epoch along the straight path, layers weighted by Q.
+
+    What is None takes the setting's value.
 
     Args:
         setting: "measured": the epoch in the middle of the path, a large rate with cosine decay, and the Q of the

@@ -8,7 +8,8 @@ from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, three_step
 from undelta.attacker.paths import StraightPath
 from undelta.attacker.priors import BatchNormStatistics, TotalVariation
-from undelta.attacker.replays import OneStep, ReplayPart
+from undelta.attacker.replay import ReplayPart
+from undelta.attacker.replays import OneStep
 
 
 def geng(

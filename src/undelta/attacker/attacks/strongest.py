@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from undelta.attacker.attack import UNWATCHED, Run
+from undelta.attacker.candidates import FALLING, FLAT, RISING, Candidate, judge_for, was_trained
 from undelta.attacker.combine import Matching, Phases, altered, best_of
 from undelta.attacker.labels import label_source
 from undelta.attacker.method import GradientMatching
@@ -19,51 +20,29 @@ from undelta.attacker.optimizers import Adam, cosine_decay
 from undelta.attacker.priors import (
     BatchNormStatistics,
     ColorVariation,
-    Prior,
     Source,
     TotalVariation,
-    batch_norm_targets,
-    untouched,
 )
 from undelta.attacker.reconstruction import Reconstruction
-from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep, ReplayPart
-from undelta.attacker.resolution import MACRO_STEPS, path_stretch, resolving
-from undelta.attacker.weights import PAPER_Q, Ramps, Uniform, WeightsPart
+from undelta.attacker.replay import ReplayPart
+from undelta.attacker.replays import CoarseRollout, FullRollout, LearnedLength, OneStep
+from undelta.attacker.resolution import MACRO_STEPS, path_stretch, resolving, supposed
+from undelta.attacker.span import InputSpans
 from undelta.errors import ConfigError
 from undelta.observation import Observation
-from undelta.updates import layers_of
-
-FLAT = Uniform()
-# The paper's ramps; but the last layer, which holds most of a deep network's update, says little of pixels.
-RISING = Ramps(conv=PAPER_Q.conv, norm=PAPER_Q.norm, linear=PAPER_Q.linear / 100)
-# Early layers see the pixels; on an exact replay their share of the update is worth more, if flat weights did well.
-FALLING = Ramps(conv=0.1, norm=0.1, linear=0.1)
 
 ROUNDS = 2  # of the time after the first phase; before each the replay is chosen anew
 POLISH, POLISH_RATE = 0.2, 0.2  # the share of that time for a last phase with weaker priors, and Adam's rate in it
+LATE_TV = 0.67  # of the variation's weight in that phase
 LATER = 0.3  # of the mismatch so far: what the rounds to come may reach
 SECOND = 0.4  # of the first round's rate: what it found is not to be lost again
+
+LENGTH_RATE = 0.01  # Adam's for the logarithm of a length that is learned
 
 # A trained network's gradients differ in size from step to step by so much that Adam's own scaling fails.
 STEEP_RATE, STEEP_TV = 0.3, 0.1
 
 CLIPPED = 1.5  # times shorter than its path: an update that its client did not send whole
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """Layer weights, and the priors that go with them."""
-
-    weights: WeightsPart
-    priors: tuple[Prior, ...]
-    late: tuple[Prior, ...] | None = None
-    """Of a last phase, when the images are good enough to need less of a prior; None: no such phase."""
-    signed: bool = False
-    """Step along the gradient's sign only."""
-    rate: float = 1.0
-    """Adam's in the first phase, and its share of the rate of the rounds after it."""
-    trained_only: bool = False
-    """Tried only where the network has seen data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +59,24 @@ class Composite:
     """All are tried in the midpoint phase, and compared by `judge_for`."""
     macro_steps: int | None
     """None: chosen before each round on the images so far, without any truth."""
+    length: Literal["told", "learned"] = "told"
 
     def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
-        """Attack; where E or η is unknown there is no path to roll out, and the midpoint phase stands alone."""
+        """Attack; an Adam whose E, B or η is unknown has no path to roll out, and the midpoint phase stands alone."""
         training = observation.training
-        most = training.epochs * training.batches
-        midpoint = self.midpoint
-        single = most == 1 and "epochs" not in observation.unknown
+        midpoint, unknown = self.midpoint, observation.unknown
+        learned = not training.adaptive and (bool(unknown) or self.length == "learned")
+        told = self.length == "told" or training.adaptive
+        single = told and training.epochs * training.batches == 1 and not {"epochs", "batches"} & {*unknown}
         if single:
             midpoint = altered(midpoint, replay=OneStep())  # scenario 1: one gradient at θ is the whole truth
 
+        chosen = self.candidates[0]
+
         def further_out(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
-            stretch = 1.0 if single else path_stretch(observation, guess, run.memory)
+            nonlocal chosen
+            chosen = self._chosen(by)
+            stretch = 1.0 if single or learned else path_stretch(observation, guess, run.memory)
             if stretch < CLIPPED:
                 return None
             return replace(by, replay=OneStep(position=0.5, stretch=stretch))
@@ -100,26 +85,30 @@ class Composite:
 
         def finer(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
             nonlocal spent
-            chosen = self._chosen(by)
             total = budget - (int(budget * POLISH) if chosen.late else 0)
             if spent >= total:
                 return None
             rate = self.rollout.optimizer.learning_rate * chosen.rate * (SECOND if spent else 1)
-            replay, settled = self._replay(observation, guess, by, run.memory)
+            replay, settled = by.replay, True
+            if not single:
+                replay, settled = self._replay(observation, guess, by, run.memory, learned=learned)
             gradients = total - spent if settled or spent else total // ROUNDS
             spent += gradients
             weights = by.weights if isinstance(replay, OneStep) or by.weights != FLAT else FALLING
             steps = gradients // self._cost(replay)
             if not steps:
                 return None
-            method = replace(self.rollout, replay=replay, weights=weights, priors=by.priors, steps=steps)
-            return replace(method, optimizer=Adam(learning_rate=rate), signed=chosen.signed)
+            priors = chosen.priors if chosen.then is None else chosen.then
+            method = replace(self.rollout, replay=replay, weights=weights, priors=priors, steps=steps)
+            optimizer, smoothing = Adam(learning_rate=rate), chosen.smoothing[1]
+            return replace(method, optimizer=optimizer, signed=chosen.signed, smoothing=smoothing)
 
         def polish(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
-            late, steps = self._chosen(by).late, (budget - spent) // self._cost(by.replay)
-            if late is None or not steps:
+            steps = (budget - spent) // self._cost(by.replay)
+            if chosen.late is None or not steps:
                 return None
-            return replace(by, priors=late, optimizer=Adam(learning_rate=POLISH_RATE), steps=steps)
+            optimizer = Adam(learning_rate=POLISH_RATE)
+            return replace(by, priors=chosen.late, optimizer=optimizer, smoothing=chosen.smoothing[2], steps=steps)
 
         tries = tuple(
             altered(
@@ -127,54 +116,48 @@ class Composite:
                 weights=candidate.weights,
                 priors=candidate.priors,
                 signed=candidate.signed,
+                smoothing=candidate.smoothing[0],
                 optimizer=Adam(learning_rate=candidate.rate),
             )
             for candidate in self.candidates
             if not candidate.trained_only or was_trained(observation)
         )
-        rounds = () if observation.unknown else (further_out, *[finer] * ROUNDS, polish)
+        rounds = () if unknown and training.adaptive else (further_out, *[finer] * ROUNDS, polish)
         return Phases(phases=(tries, *rounds), judge=judge_for(observation))(observation, seed=seed, run=run)
 
     def _chosen(self, by: GradientMatching) -> Candidate:
-        """The candidate that won the first phase; its layer weights may have changed since."""
+        """The candidate that won the first phase."""
         return next(one for one in self.candidates if (one.priors, one.signed) == (by.priors, by.signed))
 
     def _cost(self, replay: ReplayPart) -> int:
         """Gradients of one iteration; macro-steps that the user asks for count as five, so that iterations are told."""
-        if isinstance(replay, CoarseRollout):
+        if isinstance(replay, CoarseRollout | LearnedLength):
             return MACRO_STEPS[0] if self.macro_steps else replay.steps
         return 1
 
     def _replay(
-        self, observation: Observation, guess: Reconstruction, by: GradientMatching, memory: int
+        self, observation: Observation, guess: Reconstruction, by: GradientMatching, memory: int, *, learned: bool
     ) -> tuple[ReplayPart, bool]:
         """The next round's replay, and whether it will do for all rounds to come."""
-        training = observation.training
-        most = training.epochs * training.batches
-        if training.epochs == 1:  # scenarios 1 and 3: exact, if labels share mini-batches as they did
-            return FullRollout() if most > 1 else by.replay, True
+        if learned:
+            observation = supposed(observation, guess, memory)
+        elif observation.training.epochs == 1 and not observation.further:
+            # Scenario 3: exact, if labels share mini-batches as they did; but not in the same order in every round.
+            return FullRollout(), True
+        most = observation.training.epochs * observation.training.batches
         if self.macro_steps:
-            return CoarseRollout(steps=min(self.macro_steps, most)), True
-        now, later = (
-            resolving(observation, replace(guess, mismatch=guess.mismatch * share), by.replay, memory)
-            for share in (1, LATER)
-        )
-        return now, now == later
-
-
-def was_trained(observation: Observation) -> bool:
-    """Whether the server's BatchNorm statistics are those of data; without BatchNorm nobody can tell."""
-    return any(not untouched(*target) for target in batch_norm_targets(observation, "server").values())
-
-
-def judge_for(observation: Observation) -> WeightsPart:
-    """Layer weights under which candidates are compared (docs/strongest.md).
-
-    In a network with norms, which is deep, most of the update lies in late layers that any images soon match; without,
-    rising weights would favor the candidate that minimizes nothing else.
-    """
-    deep = any(layer.kind == "norm" for layer in layers_of(observation.model()))
-    return RISING if deep else FLAT
+            now: ReplayPart = CoarseRollout(steps=min(self.macro_steps, most))
+            later = now
+        else:
+            last = CoarseRollout(steps=by.replay.steps) if isinstance(by.replay, LearnedLength) else by.replay
+            now, later = (
+                resolving(observation, replace(guess, mismatch=guess.mismatch * share), last, memory)
+                for share in (1, LATER)
+            )
+        settled = now == later
+        if learned and isinstance(now, CoarseRollout):
+            now = LearnedLength(steps=now.steps, length=observation.path_length)
+        return now, settled
 
 
 def strongest(
@@ -186,9 +169,12 @@ def strongest(
     weights: Literal["both", "flat", "rising"] = "both",
     tv: float = 0.01,
     deep_tv: float = 0.03,
+    span: float = 0.001,
+    smoothing: float = 0.05,
     bn: float = 0.001,
     bn_source: Source = "auto",
     signed: bool | Literal["auto"] = "auto",
+    length: Literal["told", "learned"] = "told",
     restarts: int = 1,
     labels: str = "auto",
     masked: bool = True,
@@ -204,11 +190,15 @@ def strongest(
         weights: Of the layers: alike, rising with depth, or both, of which the better one is kept.
         tv: Weight of total variation with flat weights.
         deep_tv: With rising weights, the weight of the variation of lightness, and a third of that of color; a last
-            phase has a third of both.
+            phase has two thirds of both.
+        span: With rising weights, after the first phase, the weight of the spans of layers' inputs.
+        smoothing: With rising weights, the width of the gradients' blur at the start, as a share of the image's side.
         bn: Weight of the BatchNorm prior.
         bn_source: Whose statistics the prior trusts.
         signed: Whether to try flat weights with signed steps, a smaller rate and more of a prior: "auto", beside both
             layer weights where BatchNorm statistics show a trained network; True, instead of them; False, never.
+        length: Whether to believe what is said of E, B and η, or to learn the path's length η·E·B beside the images, as
+            is done anyway where one of them is unknown.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
         labels: Where labels come from; inferred if none are granted.
         masked: Whether to leave entries that look pruned out of the match.
@@ -224,10 +214,13 @@ def strongest(
     """
     statistics = BatchNormStatistics(weight=bn, source=bn_source)
     flat = Candidate(weights=FLAT, priors=(TotalVariation(weight=tv), statistics))
+    variation, spans = ColorVariation(weight=deep_tv), InputSpans(weight=span)
     rising = Candidate(
         weights=RISING,
-        priors=(ColorVariation(weight=deep_tv), statistics),
-        late=(ColorVariation(weight=deep_tv / 3), statistics),
+        priors=(variation, statistics),
+        then=(variation, spans, statistics),
+        late=(ColorVariation(weight=deep_tv * LATE_TV), spans, statistics),
+        smoothing=(smoothing, 0.6 * smoothing, 0.2 * smoothing),
     )
     steep = Candidate(
         weights=FLAT,
@@ -237,6 +230,8 @@ def strongest(
         trained_only=signed == "auto",
     )
     choices = {"both": (flat, rising), "flat": (flat,), "rising": (rising,)}
+    if length not in ("told", "learned"):
+        raise ConfigError(f"expected length told or learned, got {length!r}")
     if weights not in choices:
         raise ConfigError(f"expected weights {', '.join(choices)}, got {weights!r}")
     candidates = choices[weights]
@@ -254,6 +249,7 @@ def strongest(
     rollout = GradientMatching(
         replay=CoarseRollout(steps=MACRO_STEPS[0]),
         optimizer=Adam(learning_rate=rollout_rate),
+        path_rate=LENGTH_RATE,
         schedule=cosine_decay,
         steps=rollout_steps,
         masked=masked,
@@ -263,4 +259,5 @@ def strongest(
         rollout=rollout,
         candidates=candidates,
         macro_steps=macro_steps,
+        length=length,
     )

@@ -6,17 +6,18 @@ Nothing here opens a pickle or the network. A name in `SOURCES` wins over a file
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 from undelta.client.datasets.arrays import open_npz
 from undelta.client.datasets.bundled import digits, faces, patches, photos
-from undelta.client.datasets.dataset import MAX_CLASSES, Dataset, pick
+from undelta.client.datasets.dataset import Dataset, pick
 from undelta.client.datasets.folders import open_folder
 from undelta.errors import DataError
 from undelta.schema import import_part, is_import
 
-__all__ = ["MAX_CLASSES", "SOURCES", "Dataset", "open_dataset", "origin_of", "pick"]
+__all__ = ["SOURCES", "Dataset", "open_dataset", "origin_of", "pick"]
 
 SOURCES: dict[str, Callable[[], Dataset]] = {
     "photos": photos,
@@ -44,6 +45,12 @@ def origin_of(source: str) -> str:
         return source
 
 
+@functools.cache
+def _bundled(source: str) -> Dataset:
+    """Read once: many small trials would spend their time on it."""
+    return SOURCES[source]()
+
+
 def open_dataset(source: str) -> Dataset:
     """The data set of that name or at that path.
 
@@ -56,7 +63,7 @@ def open_dataset(source: str) -> Dataset:
         DataError: if there is no such source or it cannot be read.
     """
     if source in SOURCES:
-        return SOURCES[source]()
+        return _bundled(source)
     if is_import(source) and not Path(source).exists():
         found = import_part(source, "data source")()
         if not isinstance(found, Dataset):
@@ -67,7 +74,7 @@ def open_dataset(source: str) -> Dataset:
         there = bool(source) and path.exists()
         if there and path.is_dir():
             return open_folder(path.resolve())
-        if there and path.suffix == ".npz":
+        if path.suffix == ".npz" and path.is_file():  # a pipe of that name would keep us waiting
             return open_npz(path)
     except (OSError, RuntimeError, ValueError) as error:  # no such home, a name too long, a loop of links
         raise DataError(f"cannot open {source!r}: {error}") from error

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import tokenize
-import zipfile
 import zlib
 from functools import partial
 from pathlib import Path
@@ -20,20 +18,21 @@ from undelta.client.datasets.dataset import (
     FASHION_MNIST,
     GREY,
     IMAGENET,
-    MAX_CLASSES,
     MNIST,
     Dataset,
     Statistics,
     read_array,
 )
 from undelta.errors import DataError
+from undelta.files import check_unpacked
+from undelta.models.checks import MOST_CLASSES
+from undelta.observation.checkpoint import read_arrays
 
 # Fixed names, not patterns: a folder of a million pictures is then not listed to find out that it is one.
 _IDX_IMAGES = [
     f"{split}-images{dot}idx3-ubyte{suffix}" for split in ("train", "t10k") for dot in "-." for suffix in ("", ".gz")
 ]
 _DAMAGED = (OSError, EOFError, ValueError, MemoryError, zlib.error)
-_UNREADABLE = (SyntaxError, tokenize.TokenError)  # an array's header is a Python literal
 
 
 def array_dataset(
@@ -47,9 +46,9 @@ def array_dataset(
     """A data set over images (M, H, W, C), with at least `classes` classes."""
     if len(images) == 0 or len(images) != len(labels):
         raise DataError(f"{name}: expected as many labels as images, got {len(images)} and {len(labels)}.")
-    if labels.min() < 0 or labels.max() >= MAX_CLASSES:
+    if labels.min() < 0 or labels.max() >= MOST_CLASSES:
         low, high = labels.min(), labels.max()
-        raise DataError(f"{name}: expected labels from 0 to {MAX_CLASSES - 1}, got {low} to {high}.")
+        raise DataError(f"{name}: expected labels from 0 to {MOST_CLASSES - 1}, got {low} to {high}.")
     _, height, width, channels = images.shape
     return Dataset(
         name=name,
@@ -65,16 +64,10 @@ def array_dataset(
 
 def open_npz(path: Path) -> Dataset:
     """Read `images`, (M, H, W) or (M, H, W, C) uint8, and `labels`, (M,) integers."""
-    try:
-        # Opened here, since np.load forgets to close what is no zip.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            if not {"images", "labels"} <= set(file):
-                raise DataError(f"{str(path)!r}: expected arrays images and labels, got {sorted(file)}.")
-            images, labels = file["images"], file["labels"]
-    except (*_DAMAGED, *_UNREADABLE, zipfile.BadZipFile, NotImplementedError, RuntimeError, TypeError) as error:
-        # NotImplementedError and RuntimeError: compressed in a way that zipfile lacks, or encrypted.
-        # TypeError: not a zip at all but a plain array.
-        raise DataError(f"cannot read {str(path)!r} as an .npz file: {_line(error)}.") from error
+    arrays = read_arrays(path, DataError, ("images", "labels"))
+    if len(arrays) < 2:
+        raise DataError(f"{str(path)!r}: expected arrays images and labels, got {', '.join(arrays) or 'neither'}.")
+    images, labels = arrays["images"], arrays["labels"]
     if images.ndim == 3:
         images = images[..., None]
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
@@ -147,8 +140,9 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
                 raise ValueError(f"its header is not that of {dimensions}-dimensional bytes")
             shape = [int(value) for value in np.frombuffer(header, dtype=">u4")[1:]]
             size = int(np.prod(shape, dtype=object))
-            if 0 in shape or size > 2**31:
+            if 0 in shape:
                 raise ValueError(f"its header claims the shape {tuple(shape)}")
+            check_unpacked(path.stat().st_size, size)
             values = file.read(size + 1)  # one more, to notice a file that is too long
     except _DAMAGED as error:
         raise DataError(f"cannot read {str(path)!r} as an idx file: {_line(error)}.") from error

@@ -23,9 +23,6 @@ MNIST: Statistics = ((0.1307,), (0.3081,))
 FASHION_MNIST: Statistics = ((0.2860,), (0.3530,))
 GREY: Statistics = ((0.5,), (0.25,))
 
-MAX_CLASSES = 100_000
-"""A larger label is a date or a serial number, and a model with as many outputs would not fit anywhere."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:

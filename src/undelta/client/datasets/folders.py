@@ -15,10 +15,14 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from undelta.client.datasets.arrays import has_pickled_cifar, open_cifar, open_idx
-from undelta.client.datasets.dataset import MAX_CLASSES, Dataset, color_dataset, square
+from undelta.client.datasets.dataset import Dataset, color_dataset, square
 from undelta.errors import DataError
+from undelta.models.checks import MOST_CLASSES
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+"""What a picture may be, whatever its name says; Pillow knows others that start programs (EPS) or are seldom tried."""
+MOST_FILES = 3_000_000  # looked at in a folder: more than ImageNet, less than a whole disk
 _NUMBERED = re.compile(r"([0-9]{1,6})[_-]")
 _SPLITS = frozenset({"train", "val", "valid", "validation", "test"})
 
@@ -52,6 +56,8 @@ def open_pictures(folder: Path) -> Dataset:
     in front of each name (``0966_red_wine.jpg``), with room for all classes up to the largest one; if a
     name lacks a number, or has one of more than five digits, every picture is a class of its own.
     """
+    if folder == folder.parent:
+        raise DataError(f"{str(folder)!r} is the whole disk; give the folder of the pictures.")
     flat = [path for path in sorted(folder.iterdir()) if _is_picture(path)]
     names = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
     nested = [(path, label) for label, name in enumerate(names) for path in sorted(_pictures_under(folder / name))]
@@ -82,7 +88,7 @@ def read_picture(path: Path, side: int) -> Tensor:
             # A bomb is refused at Pillow's lower threshold already; other remarks on metadata do not matter.
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
+            with Image.open(path, formats=FORMATS) as image:
                 return square(_to_rgb(ImageOps.exif_transpose(image)), side)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         limit = Image.MAX_IMAGE_PIXELS
@@ -91,6 +97,25 @@ def read_picture(path: Path, side: int) -> Tensor:
         # Pillow's decoders let all of these through on damaged files.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"cannot read the picture {str(path)!r}: {reason}; repair or remove it.") from error
+
+
+def read_shaped(place: Path, shape: tuple[int, int, int]) -> tuple[list[str], Tensor]:
+    """A picture, or the pictures of a folder by name, as a model takes them whose inputs have this shape."""
+    channels, height, width = shape
+    if height != width:
+        raise DataError(f"the update's images are {height} x {width}; only squares can be cut from pictures")
+    paths = [path for path in sorted(place.iterdir()) if _is_picture(path)] if place.is_dir() else [place]
+    if not paths:
+        raise DataError(f"{place}: no pictures in it ({', '.join(sorted(SUFFIXES))})")
+    pictures = torch.stack([in_channels(read_picture(path, height), channels) for path in paths])
+    return [path.name for path in paths], pictures
+
+
+def in_channels(picture: Tensor, channels: int) -> Tensor:
+    """A picture with as many channels as the model takes: grey ones repeat, colors are averaged."""
+    if picture.shape[0] == channels:
+        return picture
+    return picture.mean(0, keepdim=True).expand(channels, -1, -1)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -111,11 +136,15 @@ def _is_picture(path: Path) -> bool:
 
 
 def _pictures_under(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if _is_picture(path))
+    for count, path in enumerate(folder.rglob("*")):
+        if count >= MOST_FILES:
+            raise DataError(f"{str(folder)!r} holds more than {MOST_FILES:,} files; give the folder of the pictures.")
+        if _is_picture(path):
+            yield path
 
 
 def _numbers(files: list[Path]) -> list[int] | None:
-    """The numbers in front of all names, or None unless all have one below `MAX_CLASSES`."""
+    """The numbers in front of all names, or None unless all have one below `MOST_CLASSES`."""
     matches = [_NUMBERED.match(path.name) for path in files]
     numbers = [int(match[1]) for match in matches if match]
-    return numbers if len(numbers) == len(files) and max(numbers) < MAX_CLASSES else None
+    return numbers if len(numbers) == len(files) and max(numbers) < MOST_CLASSES else None

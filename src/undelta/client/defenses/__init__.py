@@ -20,6 +20,7 @@ from undelta.client.defenses.soteria import Soteria
 from undelta.client.defenses.withholding import Withholding
 from undelta.errors import ConfigError
 from undelta.schema import find, is_import, parse, take_name
+from undelta.training import LocalTraining
 
 __all__ = ["DEFENSES", "Defense", "DpSgd", "InTraining", "OnData", "OnUpdate", "check_defenses", "make_defenses"]
 
@@ -37,9 +38,11 @@ DEFENSES: dict[str, type[Defense]] = {
 }
 
 
-def check_defenses(tables: Sequence[Mapping[str, Any]]) -> None:
+def check_defenses(tables: Sequence[Mapping[str, Any]], training: LocalTraining) -> None:
     """Check what a scenario's tables say, without importing anything: the tables may come from a file."""
-    make_defenses([table for table in tables if not is_import(str(table.get("defense")))])
+    for defense in make_defenses([table for table in tables if not is_import(str(table.get("defense")))]):
+        if isinstance(defense, DpSgd):
+            defense.check_training(training)
 
 
 def make_defenses(tables: Sequence[Mapping[str, Any]]) -> tuple[Defense, ...]:

@@ -57,6 +57,19 @@ class DpSgd(InTraining):
             )
         _opacus()
 
+    def check_training(self, training: LocalTraining) -> None:
+        """Refuse what would touch gradients before each is clipped alone, or mini-batches before they are drawn."""
+        given = {
+            "clip_norm": training.clip_norm is not None,
+            "proximal": training.proximal > 0,
+            "batch_size": training.batch_size is not None,
+            "flip": training.flip,
+            "crop": training.crop > 0,
+        }
+        if any(given.values()):
+            names = ", ".join(name for name, there in given.items() if there)
+            raise ConfigError(f"dp_sgd cannot be combined with {names}; leave it out, and give batches")
+
     def walk(
         self,
         model: nn.Module,
@@ -79,8 +92,9 @@ class DpSgd(InTraining):
             # Opacus looks at layers in train mode only; without BatchNorm nothing but dropout depends on it.
             own = any(True for _ in module.parameters(recurse=False))
             module.training = module.training or own or module is model
+        self.check_training(training)
         batches, count = training.batches, len(inputs)
-        optimizer = torch.optim.SGD(trained(model), lr=training.learning_rate)
+        optimizer, rates = _optimizer(trained(model), training), iter(training.rates)
         shuffles = stream(*seed, "shuffles")
         indices = TensorDataset(torch.arange(count))
         loader: Any = DataLoader(indices, batch_sampler=[[0]] * batches, generator=shuffles)
@@ -107,6 +121,7 @@ class DpSgd(InTraining):
                 orders.append(torch.cat(chosen))
                 for batch in chosen:
                     private.zero_grad()
+                    private.param_groups[0]["lr"] = next(rates)
                     here = batch.to(inputs.device)
                     loss = loss_of(wrapped, inputs[here], labels[here], training)
                     loss.backward()
@@ -139,6 +154,16 @@ class DpSgd(InTraining):
         if self.sampling == "shuffled":
             return self.noise_multiplier, 1.0, epochs
         return self.noise_multiplier, 1 / training.batches, epochs * training.batches
+
+
+def _optimizer(parameters: list[nn.Parameter], training: LocalTraining) -> torch.optim.Optimizer:
+    """Any optimizer may follow: what it does to noisy gradients costs no privacy."""
+    rate, decay = training.learning_rate, training.weight_decay
+    if training.optimizer == "sgd":
+        momentum, nesterov = training.momentum, training.nesterov
+        return torch.optim.SGD(parameters, lr=rate, momentum=momentum, nesterov=nesterov, weight_decay=decay)
+    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=rate, betas=training.betas, eps=training.adam_epsilon, weight_decay=decay)
 
 
 @functools.lru_cache(maxsize=256)  # it takes a while, and every trial of an audit asks

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from undelta.client.defenses.checks import check_range
 from undelta.client.defenses.defense import OnUpdate
-from undelta.updates import Update
+from undelta.updates import Update, gaussian, noise_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class Noise(OnUpdate):
         deviation = self.scale * (1.0 if self.bound is None else self.bound)
         if deviation == 0:
             return update
-        return {name: value + deviation * _gaussian(value, generator) for name, value in update.items()}
+        return {name: value + deviation * gaussian(value, generator) for name, value in update.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +44,4 @@ class PureNoise(OnUpdate):
     sends_buffers = False
 
     def protect(self, update: Update, generator: torch.Generator) -> Update:
-        return {name: _as_long(_gaussian(value, generator), value) for name, value in update.items()}
-
-
-def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
-
-
-def _as_long(noise: Tensor, value: Tensor) -> Tensor:
-    size: Tensor = value.norm() / noise.norm().clamp_min(torch.finfo(value.dtype).tiny)
-    return noise * size
+        return noise_like(update, generator)

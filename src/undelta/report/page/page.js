@@ -7,6 +7,7 @@
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
   const label = () => {
     button.setAttribute("aria-pressed", String(isDark()));
+    button.textContent = isDark() ? "Light" : "Dark";
   };
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
@@ -48,3 +49,15 @@ function openTarget() {
 }
 addEventListener("hashchange", openTarget);
 openTarget();
+
+// Paper has nothing to click: what is folded is opened for it, and folded again.
+const folded = [];
+addEventListener("beforeprint", () => {
+  for (const details of document.querySelectorAll("details:not([open])")) {
+    details.open = true;
+    folded.push(details);
+  }
+});
+addEventListener("afterprint", () => {
+  for (const details of folded.splice(0)) details.open = false;
+});

@@ -84,9 +84,11 @@ for (const grid of document.querySelectorAll(".grid")) {
     }
     current = tile;
     viewer.classList.toggle("pixelated", grid.classList.contains("pixelated"));
-    showTile(part("original"), grid.querySelector("[data-originals]").dataset.originals, index, 0);
+    const originals = grid.querySelector("[data-originals]");
+    part("truth").hidden = !originals;
+    if (originals) showTile(part("original"), originals.dataset.originals, index, 0);
     part("guess").hidden = !row;
-    part("title").textContent = row ? `${row.label}, image ${index + 1}` : `Private original ${index + 1}`;
+    part("title").textContent = row ? `${row.label}, image ${tile.dataset.number}` : `Private original ${tile.dataset.number}`;
     part("tip").textContent = tile.dataset.tip;
     if (row) {
       const moment = tiles.moment;

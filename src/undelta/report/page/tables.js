@@ -39,6 +39,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of rows) row.hidden = !words.every((word) => texts.get(row).includes(word));
     const shown = rows.filter((row) => !row.hidden).length;
-    document.getElementById("filtered").textContent = `${shown} of ${rows.length} trials`;
+    document.getElementById("filtered").textContent = `${shown} of ${rows.length} trial${rows.length === 1 ? "" : "s"}`;
   });
 }

@@ -44,6 +44,7 @@ class Reproduced:
     findings: Mapping[str, Sequence[Finding]]
     """By reproduction."""
     failed: tuple[Record, ...] = ()
+    scale: str
 
 
 def reproduce_job(
@@ -100,7 +101,7 @@ def reproduce_job(
             say=say,
             screen=screen,
         ).failed
-    return Reproduced(findings=_render(wanted, asked, out), failed=failed)
+    return Reproduced(findings=_render(wanted, asked, out), failed=failed, scale=asked.scale)
 
 
 def _read_asked(out: Path) -> Asked | None:
@@ -170,7 +171,7 @@ def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
     title = f"The paper's experiments at {asked.scale} scale"
     text = to_document({"name": title, "reproduction": asdict(asked)})
     head = "# Made by `undelta reproduce`, which resumes here.\n"
-    return Plan(name=title, text=head + text, trials=tuple(trials.values()))
+    return Plan(name=title, text=head + text, trials=tuple(trials.values()), kind="reproduce")
 
 
 def _render(wanted: Sequence[Reproduction], asked: Asked, out: Path) -> dict[str, Sequence[Finding]]:

@@ -12,6 +12,7 @@ from undelta.attacker.attack import Watch
 from undelta.attacker.attacks import ATTACKS
 from undelta.client.datasets import origin_of
 from undelta.client.disclose import disclose
+from undelta.client.private import Private, save_private
 from undelta.client.scenario import Scenario
 from undelta.engine import MEMORY
 from undelta.engine.devices import device_of
@@ -23,14 +24,17 @@ from undelta.schema import find
 from undelta.studies.screen import SILENT, Screen
 from undelta.studies.single import attack_job
 from undelta.studies.tuning.outcome import Tuned, best_value, conclude, write_outcome
-from undelta.studies.tuning.plan import OBSERVATION, PLAN, ObjectiveName, Plan, read_plan, settle
+from undelta.studies.tuning.plan import OBSERVATION, ObjectiveName, Plan, read_plan, settle
 from undelta.studies.tuning.space import choose_space
 from undelta.studies.tuning.worker import CHECKPOINTS, Evaluations, make_objective
 from undelta.trials.config import load_scenario, make_attack
+from undelta.trials.directory import PLAN
 from undelta.trials.pool import Workers
-from undelta.trials.record import Record
+from undelta.trials.record import Record, describe_scenario
 from undelta.trials.trial import Trial
 
+TRUTH = "truth.safetensors"
+"""The private images of a simulated scenario, for the score of the last run; nothing that tunes or attacks reads it."""
 ONE = Workers(count=1, threads=None)
 
 
@@ -95,9 +99,9 @@ def tune_job(
         scenario = _scenario(source, model=model, public=public)
         key = Trial(scenario=scenario, attack="", seed=seed).key
         model = scenario.model if scenario.architecture.custom else None
-        observation = _observe(scenario, key, out, seed=seed, model=model)
+        observation, private = _observe(scenario, key, out, seed=seed, model=model)
     else:
-        observation = load_observation(source, model=model)
+        observation, private = load_observation(source, model=model), None
     plan = Plan(
         observation=digest_of(observation),
         scenario=key,
@@ -120,6 +124,8 @@ def tune_job(
     make_folder(out)
     settle(plan, out)
     save_observation(observation, out / OBSERVATION)
+    if private:
+        save_private(private, out / TRUTH, {**describe_scenario(scenario), "seed": seed}, observation)
     evaluations = Evaluations(
         directory=str(out.resolve()),
         storage=storage,
@@ -161,12 +167,15 @@ def _scenario(path: Path, *, model: str | None, public: str | None) -> Scenario:
     return scenario
 
 
-def _observe(scenario: Scenario, key: str, out: Path, *, seed: int, model: str | None) -> Observation:
-    """The update of a simulated client; its private images end here. What was simulated before is read."""
+def _observe(
+    scenario: Scenario, key: str, out: Path, *, seed: int, model: str | None
+) -> tuple[Observation, Private | None]:
+    """The update of a simulated client, and its private images, unless both were simulated before."""
     if (out / PLAN).exists() and (out / OBSERVATION).exists() and read_plan(out).scenario == key:
         # Rounds take time, and another number of threads would round differently.
-        return load_observation(out / OBSERVATION, model=model)
-    return disclose(scenario.draw(seed), scenario, seed=seed)
+        return load_observation(out / OBSERVATION, model=model), None
+    private = scenario.draw(seed)
+    return disclose(private, scenario, seed=seed), private
 
 
 def final_job(tuned: Tuned, *, out: Path, steps: int | None, **options: Any) -> Record:

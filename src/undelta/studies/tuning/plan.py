@@ -14,10 +14,9 @@ from undelta.errors import ConfigError
 from undelta.files import write_bytes
 from undelta.schema import read_json, unknown
 from undelta.studies.tuning.space import SPACES, Space
-from undelta.trials.directory import RUN
+from undelta.trials.directory import PLAN, RUN
 from undelta.trials.record import versions
 
-PLAN = "plan.json"
 OBSERVATION = "observation.safetensors"
 
 ObjectiveName = Literal["mismatch", "shadow"]

@@ -39,7 +39,7 @@ def cast_shadow(observation: Observation, public: str, *, seed: int, draw: int =
     They come from a source as a scenario's ``data`` does, and must not be the real client's.
     """
     # Without these there is nothing to imitate; MissingKnowledge says so.
-    _ = observation.epochs, observation.learning_rate
+    _ = observation.epochs, observation.batches, observation.learning_rate
     dataset = open_dataset(public)
     channels, height, width = observation.image.shape
     if dataset.channels != channels:
@@ -62,6 +62,7 @@ def cast_shadow(observation: Observation, public: str, *, seed: int, draw: int =
             # What the real client keeps to itself, this one does, too.
             received={name: run.state[name] for name in observation.received},
             labels=None if observation.labels is None else labels.sort().values,
+            further=(),  # those are the real client's
         ),
     )
 

@@ -25,13 +25,12 @@ from dataclasses import asdict
 from typing import Any, Self
 
 import optuna
-import sqlalchemy
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import MedianPruner, NopPruner
 from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from undelta.errors import DataError
+from undelta.errors import DatabaseAway, DataError
 from undelta.schema import parse
 from undelta.studies.tuning.plan import Direction
 from undelta.studies.tuning.proposals import AGAIN, SLOT, Proposals, placed_trials, slot_of
@@ -191,13 +190,13 @@ class Running:
         self._done.set()
         self._thread.join()
         if kind is not None:  # give it back, so that nobody has to wait until we count as dead
-            self.slots.end(self.identity, TrialState.FAIL)
+            with contextlib.suppress(DatabaseAway):
+                self.slots.end(self.identity, TrialState.FAIL)
         _held.discard(self.token)
 
     def _beat(self) -> None:
         while not self._done.wait(self.storage.heartbeat_interval):
-            # The database is away for a moment; Optuna wraps some of its errors.
-            with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError, StorageInternalError):
+            with contextlib.suppress(DatabaseAway):  # whoever waits for an answer says so
                 if self.storage.get_trial(self.identity).state.is_finished():
                     self.lost = True
                     return
