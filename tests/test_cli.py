@@ -80,7 +80,7 @@ def undelta(*words: str | Path) -> Finished:
         [sys.executable, "-m", "undelta", *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env=environment(),
     )
@@ -459,12 +459,12 @@ def test_an_interrupted_attack_leaves_what_it_has(tmp_path: Path) -> None:
         env=environment(),
     )
     try:
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 300
         # The first checkpoint says that the attack is under way, so that the signal comes not too early.
         while not list(out.glob("trials/*/checkpoint.pt")) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        printed, complaints = process.communicate(timeout=20)
+        printed, complaints = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()

@@ -62,7 +62,7 @@ def test_attacks_are_compared_on_one_update_and_what_does_not_apply_is_said(
 def test_an_attack_a_prior_and_a_model_of_your_own_need_no_registration(tmp_path: Path) -> None:
     name = "your_own_attack.py"  # in a process of its own, since it names its own module
     command = [sys.executable, str(EXAMPLES / name), *QUICK[name], "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     for row in ("total variation", "total variation, symmetry"):
         assert re.search(rf"^{row}: [\d.]+ dB, mismatch", done.stdout, re.MULTILINE)

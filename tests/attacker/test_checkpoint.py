@@ -190,7 +190,7 @@ awa(steps=25)(load_observation(folder / "observation"), run=run)
 @pytest.mark.parametrize("mode", ["between two steps", "while writing"])
 def test_a_process_killed_by_the_system_can_be_resumed(mode: str, observation: Observation, tmp_path: Path) -> None:
     save_observation(observation, tmp_path / "observation")
-    ended = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path), mode], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path), mode], check=False, timeout=300)
     assert ended.returncode == -9
     seen: list[int] = []
     resumed = awa(steps=25)(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -75,6 +78,50 @@ def test_a_warm_up_takes_at_most_a_tenth_of_a_short_run(steps: int) -> None:
 def test_a_rate_that_is_no_positive_number_is_an_error(part: type[Adam], rate: float) -> None:
     with pytest.raises(ConfigError, match="learning_rate"):
         part(learning_rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs"),
+    [
+        (Adam(learning_rate=0.3), lambda values: torch.optim.Adam(values, lr=0.3)),
+        (
+            AdamW(learning_rate=0.3, weight_decay=0.1),
+            lambda values: torch.optim.AdamW(values, lr=0.3, weight_decay=0.1),
+        ),
+    ],
+    ids=["adam", "adamw"],
+)
+def test_our_adam_steps_as_torchs_bit_for_bit_and_resumes(
+    ours: Optimizer, torchs: Callable[[list[Tensor]], torch.optim.Optimizer]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 2, 5, 5), (4,)]
+    mine, theirs = ([torch.ones(shape) for shape in shapes] for _ in range(2))
+    stepper, reference = ours(mine), torchs(theirs)
+    for number in range(30):
+        if number == 11:  # as after a kill
+            state, stepper = stepper.state_dict(), ours(mine)
+            stepper.load_state_dict(state)
+        for one, other in zip(mine, theirs, strict=True):
+            one.grad = torch.randn(one.shape, generator=generator) * 10.0**-number
+            other.grad = one.grad.clone()
+        for group in (*stepper.param_groups, *reference.param_groups):
+            group["lr"] = 0.3 * (1 - number / 30)
+        stepper.step(lambda: 0.0)
+        reference.step()
+        assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+
+
+def test_an_attack_does_not_load_torchs_compiler() -> None:
+    attack = """
+import sys
+from undelta import Scenario, disclose, strongest
+scenario = Scenario(data="faces", image_size=16, num_samples=1, model_arguments={"width": 2, "hidden": 4}, batches=1)
+strongest(steps=2, rollout_steps=1)(disclose(scenario.draw(seed=0), scenario, seed=0))
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", attack], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.split()[-1] == "False"
 
 
 @pytest.mark.parametrize("optimizer", EACH, ids=str)

@@ -67,7 +67,7 @@ def files(out: Path, name: str) -> set[Path]:
 
 def wait_until_something_runs(process: subprocess.Popen[bytes], out: Path) -> None:
     """Until an attack of this very process group writes checkpoints; old ones may lie about."""
-    began, deadline = time.time(), time.monotonic() + 120
+    began, deadline = time.time(), time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         for path in files(out, "checkpoint.pt"):
             try:

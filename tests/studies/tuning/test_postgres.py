@@ -76,7 +76,7 @@ def cluster() -> Iterator[Server]:
     def run(program: str, *words: str) -> None:
         command = [str(programs / program), *words]
         done = subprocess.run(
-            command if os.geteuid() else [*as_user, *command], capture_output=True, text=True, check=False, timeout=120
+            command if os.geteuid() else [*as_user, *command], capture_output=True, text=True, check=False, timeout=300
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
