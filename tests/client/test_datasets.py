@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,9 @@ import numpy.typing as npt
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
+from sklearn.datasets import load_digits
 
-from undelta.client.datasets import SOURCES, folders, open_dataset, origin_of, pick
+from undelta.client.datasets import SOURCES, bundled, folders, open_dataset, origin_of, pick
 from undelta.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("bounded_memory")
@@ -77,9 +77,17 @@ def test_faces_come_before_background_and_are_labeled_1() -> None:
 
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(bundled, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r'pip install "undelta\[digits\]"'):
         SOURCES["digits"]()
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    data, theirs = SOURCES["digits"](), load_digits()
+    assert torch.equal(data.labels, torch.from_numpy(theirs.target))
+    images = torch.stack([data.draw([index], 8)[0] for index in range(0, 1797, 97)])
+    expected = torch.from_numpy(theirs.images[::97]).float()[:, None] / 16
+    torch.testing.assert_close(images, expected, rtol=0, atol=0.51 / 255)
 
 
 def test_pick_draws_without_repeats_and_follows_its_generator() -> None:

@@ -109,7 +109,7 @@ CASES = {
     "ResNet-18": lambda: built("resnet18", width=4),
     "ResNet-18, large stem": lambda: built("resnet18", width=4, stem="imagenet"),
     "ResNet-50": lambda: built("resnet50", width=2),
-    "VGG": lambda: build("vgg11", {"width": 2}, shape=(3, 32, 32), classes=CLASSES),
+    "VGG": lambda: build("vgg11", {"width": 2, "hidden": 32}, shape=(3, 32, 32), classes=CLASSES),
     "functions and views": Plain,
     "tied": tied,
     "pools": pools,

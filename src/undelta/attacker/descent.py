@@ -159,8 +159,7 @@ class Descent:
         with torch.enable_grad():
             images = method.canvas.images(leaves, self.observation)
             labels = self.soft_labels(leaves.get("labels"))
-        outputs: list[Tensor] = []
-        cotangents: list[Tensor] = []
+        parts: list[Tensor] = []  # numbers with the slopes of the loss; torch takes longer to start with cotangents
         losses, mismatches, share = [], [], 1 / len(problem.rounds)
         for number, (one, learned) in enumerate(problem.each(self.learned)):
             update, penalty_on_moments, pullback = one.replay(
@@ -172,13 +171,11 @@ class Descent:
                 mismatches.append(mismatch(update, one.replay.target))
             del update  # as large as the model, and so is what the way back needs
             pulled = pullback(one.matched(cotangent))
-            outputs.append(images)
-            cotangents.append(pulled.images * share)
-            if pulled.labels is not None:
-                outputs.append(labels)
-                cotangents.append(pulled.labels * share)
             losses.append(distance + penalty_on_moments)
             with torch.enable_grad():
+                parts.append((images * (pulled.images * share)).sum())
+                if pulled.labels is not None:
+                    parts.append((labels * (pulled.labels * share)).sum())
                 terms = [penalty(images, labels) for penalty in one.penalties.values()]
                 if self.pull:
                     terms.append(self.pull(images))
@@ -186,13 +183,14 @@ class Descent:
                 if terms:
                     penalty = torch.stack(terms).sum()
                     losses[-1] = losses[-1] + penalty.detach()
-                    outputs.append(penalty)
-                    cotangents.append(torch.full_like(penalty, share))
+                    parts.append(penalty * share)
             for name, gradient in problem.gathered(number, pulled.variables).items():
                 self.learned[name].grad = gradient
         moving = [name for name in leaves if not name.startswith("_")]
+        with torch.enable_grad():
+            total = torch.stack(parts).sum()
         gradients = torch.autograd.grad(
-            outputs, [leaves[name] for name in moving], cotangents, allow_unused=True, materialize_grads=True
+            total, [leaves[name] for name in moving], allow_unused=True, materialize_grads=True
         )
         for name, gradient in zip(moving, gradients, strict=True):
             slope = blurred(gradient, blur) if name == "images" else gradient

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from importlib import resources
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -66,13 +68,19 @@ def faces() -> Dataset:
 
 def digits() -> Dataset:
     """1797 handwritten digits, grey, 8 x 8, from scikit-learn; its 17 grey levels span [0, 1]."""
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise DataError('digits come with scikit-learn: pip install "undelta[digits]".')
+    # Read as a file: to import scikit-learn takes longer than many a trial.
+    file = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError('digits come with scikit-learn: pip install "undelta[digits]".') from error
-    bunch = load_digits()
-    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    return array_dataset("digits", images[..., None], bunch.target, classes=10, statistics=GREY)
+        rows = np.loadtxt(file, delimiter=",", dtype=np.float64)
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"cannot read {str(file)!r} ({error}); reinstall scikit-learn.") from error
+    if rows.shape != (1797, 65):
+        raise DataError(f"expected {str(file)!r} to hold (1797, 65), got {rows.shape}.")
+    images = np.rint(rows[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return array_dataset("digits", images[..., None], rows[:, 64].astype(np.int64), classes=10, statistics=GREY)
 
 
 def _scikit_image(name: str) -> Traversable:
