@@ -57,7 +57,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "cpl": ("cpl", {"steps": 20}),
     "idlg": ("idlg", {"steps": 20, **KNOWN}),
     "gradinversion": ("gradinversion", {"steps": 250, "group": 4, **KNOWN}),
-    "geng": ("geng", {"steps": 100, **KNOWN}),
+    "geng_path": ("geng_path", {"steps": 100, **KNOWN}),
     "agic": ("agic", {"steps": 100}),
     "idlg_fedavg": ("idlg_fedavg", {"steps": 100}),
     "dlfa": ("dlfa", {"steps": 100, **KNOWN}),

@@ -16,6 +16,7 @@ from .attacker.attacks import dlfa as dlfa
 from .attacker.attacks import dlg as dlg
 from .attacker.attacks import geng as geng
 from .attacker.attacks import geng_gradient as geng_gradient
+from .attacker.attacks import geng_path as geng_path
 from .attacker.attacks import gias as gias
 from .attacker.attacks import gradinversion as gradinversion
 from .attacker.attacks import idlg as idlg

@@ -21,6 +21,7 @@ from undelta.attacker.attacks import (
     dlg,
     geng,
     geng_gradient,
+    geng_path,
     gradinversion,
     idlg,
     idlg_fedavg,
@@ -54,6 +55,7 @@ ATTACKS: dict[str, tuple[Attack, tuple[int, ...]]] = {
     "sapag": (sapag(steps=12), (10,)),
     "agic": (agic(steps=12), (10,)),
     "geng": (geng(steps=12, labels="disclosed"), (10,)),
+    "geng_path": (geng_path(steps=12, labels="disclosed"), (10,)),
     "geng_gradient": (geng_gradient(steps=12, labels="disclosed"), (10,)),
     "dlfa": (dlfa(steps=12, labels="disclosed"), (10,)),
 }

@@ -30,6 +30,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "sapag": {"steps": 12},
     "agic": {"steps": 12},
     "geng": {"steps": 12},
+    "geng_path": {"steps": 12},
     "geng_gradient": {"steps": 12},
     "sme": {"steps": 12},
     "dlfa": {"steps": 12},
@@ -40,7 +41,7 @@ SHORT: dict[str, dict[str, Any]] = {
 GRANTED = ("idlg_fedavg", "ig", "sapag", "agic", "sme")
 """Attacks that take the labels as granted by default; the others infer or optimize them."""
 
-COUNTING = ("geng", "geng_gradient", "dlfa")
+COUNTING = ("geng", "geng_path", "geng_gradient", "dlfa")
 """Attacks that count labels by the last layer's rows."""
 
 MODELS: dict[str, dict[str, object]] = {

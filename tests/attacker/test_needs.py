@@ -12,7 +12,7 @@ from undelta.attacker.attack import Run
 from undelta.attacker.attacks import ATTACKS
 from undelta.attacker.attacks.analytic import analytic
 from undelta.attacker.attacks.dlg import dlg
-from undelta.attacker.attacks.geng import geng
+from undelta.attacker.attacks.geng import geng_path
 from undelta.attacker.attacks.idlg import idlg
 from undelta.attacker.combine import method_of
 from undelta.attacker.needs import reckon
@@ -34,7 +34,7 @@ def many_epochs(observation: Observation) -> Observation:
     return replace(observation, training=replace(observation.training, epochs=MOST_STEPS // 2, batches=2))
 
 
-@pytest.mark.parametrize("attack", ["agic", "dlfa", "geng", "idlg_fedavg"])
+@pytest.mark.parametrize("attack", ["agic", "dlfa", "geng_path", "idlg_fedavg"])
 def test_an_update_that_claims_millions_of_epochs_is_refused_with_the_number(
     attack: str, many_epochs: Observation
 ) -> None:
@@ -74,7 +74,7 @@ def test_more_memory_than_there_is_can_be_allowed(many_epochs: Observation) -> N
     def labels(observation: Observation, generator: torch.Generator) -> torch.Tensor:
         raise Begun
 
-    method = replace(geng(), labels=labels)
+    method = replace(geng_path(), labels=labels)
     with pytest.raises(ConfigError, match="--memory"):
         method(many_epochs)
     with pytest.raises(Begun):

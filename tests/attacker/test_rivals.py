@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from undelta.assignment import match
 from undelta.attacker.attack import Attack
-from undelta.attacker.attacks import agic, analytic, dlfa, dlg, geng, geng_gradient, idlg, sme
+from undelta.attacker.attacks import agic, analytic, awa, dlfa, dlg, geng, geng_gradient, geng_path, idlg, sme
+from undelta.attacker.canvas import Pixels
 from undelta.attacker.descent import Descent
 from undelta.attacker.distances import Distance, Weights, gaussian_kernel, l1, l2, l2_norms, relative_l2
 from undelta.attacker.weights import Decaying
@@ -113,26 +115,53 @@ def test_methods_with_images_of_every_epoch_move_n_times_e_of_them(attack: Attac
     assert attack(observation).images.shape == (5, 1, 8, 8)
 
 
-def test_the_two_readings_of_geng_are_two_attacks(observation: Observation) -> None:
-    first, second = geng(steps=3)(observation), geng_gradient(steps=3)(observation)
+def test_the_readings_of_geng_are_attacks_of_their_own(observation: Observation) -> None:
+    first, second = geng_path(steps=3)(observation), geng_gradient(steps=3)(observation)
     assert torch.equal(first.labels, second.labels)
     assert not torch.equal(first.images, second.images)
     assert first.history[0].mismatch != second.history[0].mismatch
 
 
-def test_the_two_readings_of_geng_agree_in_the_first_epoch(scenario: Scenario) -> None:
+def test_geng_is_awas_approximation_alone_where_there_is_one_mini_batch(scenario: Scenario) -> None:
+    single = replace(scenario, epochs=3, batches=1)
+    observation = disclose(single.draw(0), single, dtype=torch.float64)
+    settings: dict[str, Any] = {"steps": 12, "learning_rate": 0.1, "tv": 0.01, "labels": "disclosed"}
+    ours = awa(setting="paper", form="approximation", **settings)(observation)
+    torch.testing.assert_close(geng(**settings)(observation).images, ours.images, rtol=0, atol=1e-9)
+    several = replace(scenario, epochs=3, batches=2)
+    observation = disclose(several.draw(0), several, dtype=torch.float64)
+    ours = awa(setting="paper", form="approximation", **settings)(observation)
+    assert (geng(**settings)(observation).images - ours.images).abs().max() > 1e-3  # a full batch is not two
+
+
+def test_the_path_and_the_gradient_agree_in_the_first_epoch(scenario: Scenario) -> None:
     single = replace(scenario, epochs=1, batches=1)
     observation = disclose(single.draw(0), single, dtype=torch.float64)
-    first, second = geng(steps=2)(observation), geng_gradient(steps=2)(observation)
+    first, second = geng_path(steps=2)(observation), geng_gradient(steps=2)(observation)
     torch.testing.assert_close(first.images, second.images, rtol=1e-9, atol=1e-9)
 
 
 def test_geng_takes_as_many_gradients_along_the_path_as_it_is_told(observation: Observation) -> None:
-    default, same, fewer = (geng(steps=2, nodes=nodes)(observation) for nodes in (None, observation.epochs, 1))
+    default, same, fewer = (geng_path(steps=2, nodes=nodes)(observation) for nodes in (None, observation.epochs, 1))
     assert torch.equal(default.images, same.images)
     assert not torch.equal(default.images, fewer.images)
     with pytest.raises(ConfigError, match="nodes"):
-        geng(nodes=0)
+        geng_path(nodes=0)
+
+
+def test_agic_returns_the_mean_over_epochs_or_the_first_epochs_images(observation: Observation) -> None:
+    descent = Descent(agic(steps=3), observation, torch.Generator().manual_seed(0))
+    for iteration in range(3):
+        descent.step(iteration, record=True)
+    images, labels = descent.images, torch.arange(10) % 5
+    mean, _ = Pixels(per_epoch=True).collapse(images, labels, observation)
+    first, classes = Pixels(per_epoch=True, average=False).collapse(images, labels, observation)
+    assert torch.equal(first, images[:5])
+    assert torch.equal(classes, labels[:5])
+    torch.testing.assert_close(mean, (images[:5] + images[5:]) / 2)
+    described, averaged = (agic(steps=3, average=average)(observation).images for average in (False, True))
+    assert described.shape == averaged.shape
+    assert not torch.equal(described, averaged)
 
 
 def test_decaying_weights_fall_by_e_from_layer_to_layer() -> None:

@@ -41,6 +41,8 @@ class Pixels:
     """Free pixels; one dummy image per private image, or ``per_epoch`` one for each epoch, too."""
 
     per_epoch: bool = False
+    average: bool = True
+    """Whether the result is the mean over epochs; else it is the first epoch's images."""
 
     def _copies(self, observation: Observation) -> int:
         return observation.epochs if self.per_epoch else 1
@@ -63,9 +65,11 @@ class Pixels:
         return torch.cat([labels] * self._copies(observation))
 
     def collapse(self, images: Tensor, labels: Tensor, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Every epoch's images matched one-to-one with the first epoch's, then averaged."""
+        """Every epoch's images matched one-to-one with the first epoch's, then averaged; or the first epoch's."""
         count = observation.num_samples
         parts, classes = images.split(count), labels[:count]
+        if not self.average:
+            return parts[0], classes
         matched = [part[match(part, parts[0], classes, classes).to(images.device)] for part in parts[1:]]
         return torch.stack([parts[0], *matched]).mean(0), classes
 

@@ -6,7 +6,7 @@ import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -173,9 +173,19 @@ def reproduce(
         str | None, typer.Argument(help="A table or figure of the paper, or all; --list names them.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go; the same command resumes there.")] = None,
-    scale: Annotated[str | None, typer.Option(help="smoke, cpu or paper; by default, what --out has.")] = None,
-    data: Annotated[str | None, typer.Option(help="A source of images; the paper scale needs ImageNet's.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="smoke, cpu, resnet18 or paper; by default, what --out has.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="A source of images; resnet18 and paper need a folder.")] = None,
     seeds: options.Seeds = None,
+    model: Annotated[str | None, typer.Option(help="Another network than the scale's.")] = None,
+    initial: options.Initial = None,
+    size: Annotated[int | None, typer.Option(help="The side of the images in pixels.")] = None,
+    norm_mode: Annotated[str | None, typer.Option(help="How the client runs BatchNorm: train or eval.")] = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="Of the Gaussian process that tunes Q: matern or gaussian.")
+    ] = None,
+    settings: options.Settings = None,
     workers: options.Workers = None,
     backend: options.Backend = "processes",
     threads: options.Threads = 1,
@@ -191,6 +201,7 @@ def reproduce(
     with resumable():
         from undelta.errors import ConfigError
         from undelta.studies.reproduce.job import listing, reproduce_job
+        from undelta.trials.config import parse_settings
         from undelta.trials.pool import Workers
 
         if list_all:
@@ -200,12 +211,18 @@ def reproduce(
             raise ConfigError(
                 "expected NAME and --out DIR, as in: undelta reproduce ablation --scale cpu --out ablation"
             )
+        fields: dict[str, Any] = {"model": model, "initial": initial, "image_size": size, "norm_mode": norm_mode}
+        if model is not None:
+            fields["model_arguments"] = {}  # the scale's are another network's
         done = reproduce_job(
             name,
             out=out,
             scale=scale,
             data=data,
             seeds=parse_seeds(seeds),
+            scenario={name: value for name, value in fields.items() if value is not None},
+            settings=parse_settings(settings or []),
+            kernel=kernel,
             workers=Workers(backend=backend, count=workers, threads=threads),
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,

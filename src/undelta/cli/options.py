@@ -32,6 +32,4 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 CustomModel = Annotated[
     str | None, typer.Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this custom model: you trust it.")
 ]
-Initial = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Weights to start from, instead of those the scenario names.")
-]
+Initial = Annotated[str | None, typer.Option(metavar="FILE", help="Weights to start from, instead of the scenario's.")]

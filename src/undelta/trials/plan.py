@@ -267,10 +267,11 @@ class Checks:
         model = repr((scenario.model, sorted(scenario.model_arguments.items()), image))
         if model not in self._models:
             self._models[model] = _sketch(scenario, image, where)
-        try:
-            freeze(copy.deepcopy(self._models[model]), scenario.trained)
-        except ConfigError as problem:
-            raise ConfigError(f"{where}: {problem}") from problem
+        if scenario.trained:
+            try:
+                freeze(copy.deepcopy(self._models[model]), scenario.trained)
+            except ConfigError as problem:
+                raise ConfigError(f"{where}: {problem}") from problem
         for defense in scenario.protection:
             try:
                 defense.check(self._models[model])

@@ -1,4 +1,4 @@
-"""`undelta reproduce` from outside: all seven at smoke scale, killed and resumed; tables of what is there; mistakes."""
+"""`undelta reproduce` from outside: all eight at smoke scale, killed and resumed; tables of what is there; mistakes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from undelta.studies.reproduce.job import make_plan, reproduce_job
 from undelta.studies.reproduce.published import AWA
 from undelta.studies.reproduce.reproductions import REPRODUCTIONS, Asked, cells_of
 from undelta.studies.reproduce.scales import SCALES, Scale
-from undelta.studies.reproduce.tuned import MARKS, tune
+from undelta.studies.reproduce.tuned import MARKS, TUNING_SEED, tune
 from undelta.studies.tuning import jobs
 from undelta.studies.tuning.storage import DATABASE
 from undelta.trials.config import load_scenario
@@ -73,7 +74,7 @@ def records(out: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All seven, killed in the middle and resumed."""
+    """All eight, killed in the middle and resumed."""
     out = tmp_path_factory.mktemp("smoke") / "out"
     process = start(out)
     deadline = time.monotonic() + 200
@@ -96,7 +97,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_all_seven_run_at_smoke_scale_and_leave_tables_figures_and_claims(smoke: Path) -> None:
+def test_all_eight_run_at_smoke_scale_and_leave_tables_figures_and_claims(smoke: Path) -> None:
     assert {record["status"] for record in records(smoke).values()} == {"completed"}
     for name in REPRODUCTIONS:
         page = (smoke / f"{name}.md").read_text()
@@ -109,14 +110,14 @@ def test_all_seven_run_at_smoke_scale_and_leave_tables_figures_and_claims(smoke:
             assert f"{name}-{metric}.svg" in page
         with Image.open(smoke / f"{name}.png") as picture:
             assert picture.width > 100
-    assert (smoke / "findings.md").read_text().count("\n## ") == 7
+    assert (smoke / "findings.md").read_text().count("\n## ") == 8
     assert not list(smoke.glob("*-lpips.svg"))  # its weights are not there
 
 
 def test_the_table_has_the_papers_figures_and_the_records_means(smoke: Path) -> None:
     with (smoke / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 10 * 5 * 3
+    assert len(rows) == 10 * 8 * 3
     mine = {(row["paper_case"], row["method"], row["metric"]): row for row in rows}
     cell = mine["N=8, E=16, B=4", "GENG", "psnr"]
     assert (cell["paper"], cell["case"], cell["scale"]) == ("10.07", "N=2, E=4, B=2", "smoke")
@@ -131,9 +132,23 @@ def test_the_table_has_the_papers_figures_and_the_records_means(smoke: Path) -> 
     dash = mine["N=128, E=32, B=8", "iDLG", "ssim"]
     assert (dash["paper"], dash["mean"], dash["trials"]) == ("", "", "0")
     assert dash["note"] == "not run: impractical (paper too)"
-    assert page.count("not run: impractical (paper too) |") == 4 * 2 * 3
-    assert "| AWA, paper | AWA, ours | strongest (ours) |" in page  # of which the paper has no figures
+    assert page.count("not run: impractical (paper too) |") == 4 * 3 * 3
+    assert "not run: more than 3 images take too long here" in page
+    assert "| AWA, paper | AWA, ours | AWA, Q tuned here | strongest (ours) |" in page  # the paper has no such figures
     assert "Nothing follows from the smoke scale" in page
+
+
+def test_every_table_has_baselines_and_floors(smoke: Path) -> None:
+    page = (smoke / "ablation.md").read_text()
+    header, _, line = page.partition("## Baselines and floors")[2].strip().splitlines()[3:6]
+    assert header.startswith("| Case | Mean color | Pure noise | approximation only |")
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    found = [record for record in records(smoke).values() if record["name"] == cells[0] and record["attack"] == "awa"]
+    plain = next(record for record in found if record["arguments"].get("form") == "approximation")
+    (noise,) = [record["baselines"]["pure noise"] for record in found if "pure noise" in record["baselines"]]
+    assert cells[1:3] == [f"{one['psnr']:.2f}" for one in (plain["baselines"]["mean color"], noise)]
+    assert cells[3] == f"{plain['mismatch']:.4f} ({plain['floor']['mismatch']:.4f})"
+    assert "Iterations: approximation only 6, linear weights 6, AWA 6" in page
 
 
 def test_an_ordinary_report_of_the_directory_works(smoke: Path) -> None:
@@ -157,6 +172,7 @@ def test_rendering_again_runs_nothing_and_changes_nothing(smoke: Path, monkeypat
 
 @pytest.fixture
 def plan() -> Plan:
+    """The ablation, before anything is tuned."""
     return make_plan(Asked(scale="smoke", data="faces", seeds=(0, 1), names=("ablation",)))
 
 
@@ -182,7 +198,7 @@ def test_missing_and_failed_trials_are_said_and_not_averaged(half_done: Path) ->
     assert page.count("(1 of 2 seeds)") >= 9
     assert "## Trials without numbers" in page
     assert "failed: RuntimeError: it \\| broke" in page
-    assert [claim.outcome == "not measured" for claim in done.findings["ablation"]] == [False, False]
+    assert "That is too few: a difference counts from 3 seeds on" in done.findings["ablation"][0].numbers
     assert not (half_done / "ablation.png").exists()  # no pictures were kept
 
 
@@ -254,13 +270,14 @@ def test_a_tuning_is_the_papers_procedure_with_the_scales_numbers(
     tune(planned, tmp_path, workers=Workers(count=2), checkpoint_seconds=5.0)
     assert asked["prune"] is False  # the paper evaluates every trial in full
     assert (asked["trials"], asked["random"]) == (scale.tuning_trials, scale.tuning_random)
-    assert (asked["steps"], asked["seed"], asked["workers"].count) == (scale.tuning_iterations, 3, 2)
+    assert (asked["steps"], asked["seed"], asked["workers"].count) == (scale.tuning_iterations, TUNING_SEED, 2)
+    assert asked["kernel"] == "matern"
     assert asked["arguments"] == {"setting": "paper", "learning_rate": scale.attack_rate, **scale.priors}
     assert not {"box", "objective", "attack"} & set(asked)  # f(Q) of AWA in the paper's box, unless said otherwise
     # As the trials of the paper's Q in the same scenario, but for the iterations.
     cells = cells_of(REPRODUCTIONS["tuning"], scale, data="faces", seeds=(3,))
     (trial,) = next(cell.trials for cell in cells if cell.method == AWA)
-    assert load_scenario(asked["source"]) == trial.scenario
+    assert load_scenario(asked["source"]) == replace(trial.simulated, data=scale.tuning_data or "faces")
     assert {**asked["arguments"], "steps": trial.arguments["steps"]} == trial.arguments
 
 
@@ -295,7 +312,7 @@ def test_weights_that_were_tuned_for_something_else_are_refused(asked: dict[str,
     [
         (["ablatoin", "--scale", "smoke"], "unknown reproduction 'ablatoin'; did you mean 'ablation'?"),
         (["ablation", "--scale", "gpu"], "--scale: unknown scale 'gpu'; did you mean 'cpu'?"),
-        (["ablation"], "--scale: expected one of smoke, cpu, paper"),
+        (["ablation"], "--scale: expected one of smoke, cpu, resnet18, paper"),
         (["ablation", "--scale", "paper"], "--data: the paper scale needs a folder of ImageNet pictures"),
         (["ablation", "--scale", "paper", "--data", "nowhere"], "no data source 'nowhere'"),
         (["large", "--scale", "cpu", "--data", "photos"], "expected at most the 8 pictures of photos"),
@@ -303,6 +320,13 @@ def test_weights_that_were_tuned_for_something_else_are_refused(asked: dict[str,
         (["ablation", "--scale", "smoke", "--seeds", "1,1"], "--seeds: expected at least one, each once"),
         (["ablation", "--scale", "smoke", "--backend", "slrum"], "did you mean 'slurm'?"),
         (["ablation", "--render-only"], "nothing to render"),
+        (
+            ["ablation", "--scale", "smoke", "--set", "sgned=true"],
+            "--set: unknown setting 'sgned'; did you mean 'signed'?",
+        ),
+        (["ablation", "--scale", "smoke", "--model", "resnet9"], "unknown model 'resnet9'; choose one of"),
+        (["ablation", "--scale", "smoke", "--norm-mode", "test"], "norm_mode"),
+        (["ablation", "--scale", "smoke", "--kernel", "matren"], "--kernel: unknown kernel 'matren'"),
     ],
 )
 def test_a_mistake_is_one_line_before_any_work(tmp_path: Path, words: list[str], complaint: str) -> None:
@@ -317,6 +341,10 @@ def test_a_directory_keeps_its_scale_and_its_data(half_done: Path) -> None:
         reproduce_job("ablation", out=half_done, scale="cpu")
     with pytest.raises(UndeltaError, match="--out holds results on faces, --data asks for digits"):
         reproduce_job("ablation", out=half_done, data="digits")
+    with pytest.raises(UndeltaError, match=r"--out holds results with scenario \{\}, not \{'image_size': 24\}"):
+        reproduce_job("ablation", out=half_done, scenario={"image_size": 24})
+    with pytest.raises(UndeltaError, match="--out holds results with kernel matern, not gaussian"):
+        reproduce_job("ablation", out=half_done, kernel="gaussian")
     (half_done / "audit.toml").write_text('name = "mine"\n')
     with pytest.raises(UndeltaError, match="holds an audit of something else"):
         reproduce_job("ablation", out=half_done, scale="smoke")

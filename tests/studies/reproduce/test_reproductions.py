@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,8 @@ from undelta.studies.reproduce.reproductions import (
     find_reproductions,
 )
 from undelta.studies.reproduce.results import Cell
-from undelta.studies.reproduce.scales import CPU, PAPER, SCALES, SMOKE, Scale, find_scale
-from undelta.studies.reproduce.tuned import tuned_weights
+from undelta.studies.reproduce.scales import CPU, PAPER, RESNET18, SCALES, SMOKE, Scale, find_scale
+from undelta.studies.reproduce.tuned import TUNING_SEED, tuned_weights
 from undelta.trials.config import toml_lines
 from undelta.trials.trial import Trial
 
@@ -80,44 +81,102 @@ def test_the_paper_scale_is_the_papers_setting() -> None:
         assert trial.name == f"N={scenario.num_samples}, E={scenario.epochs}, B={scenario.batches}"
         if trial.attack != "strongest":
             assert (trial.arguments["steps"], trial.arguments["learning_rate"]) == (10_000, 0.1)
-    large = [trial for trial in trials(LARGE, PAPER) if trial.attack == "awa"]
+    large = [trial for trial in trials(LARGE, PAPER) if is_the_papers(trial)]
     assert [trial.arguments["steps"] for trial in large] == [50_000]
     assert [(t.simulated.num_samples, t.simulated.epochs, t.simulated.batches) for t in large] == [(128, 64, 4)]
-    assert [trial.simulated.epochs for trial in trials(EPOCHS, PAPER) if trial.attack == "awa"] == [4, 8, 16, 32]
+    assert [trial.simulated.epochs for trial in trials(EPOCHS, PAPER) if is_the_papers(trial)] == [4, 8, 16, 32]
+
+
+def is_the_papers(trial: Trial) -> bool:
+    """AWA with the paper's Q."""
+    return trial.attack == "awa" and "q" not in trial.arguments
+
+
+def test_the_resnet18_scale_is_the_papers_network_and_client() -> None:
+    for trial in trials(COMPARISON, RESNET18):
+        scenario = trial.simulated
+        assert (scenario.model, scenario.learning_rate, scenario.classes) == ("resnet18", 1e-4, 1000)
+        assert trial.name == f"N={scenario.num_samples}, E={scenario.epochs}, B={scenario.batches}"
+        assert scenario.num_samples <= 16
+    found = {(cell.row, cell.method): cell for cell in cells(COMPARISON, RESNET18)}
+    assert found["N=16, E=16, B=4", "AGIC"].trials
+    assert found["N=32, E=8, B=4", "AWA"].reason == "not run: more than 16 images take too long here"
+    assert found["N=64, E=32, B=4", "AGIC, averaged"].reason == "not run: impractical (paper too)"
+
+
+def test_layer_weights_are_tuned_on_images_that_no_table_reports(tmp_path: Path) -> None:
+    asked = Asked(scale="resnet18", data="folder", seeds=(0,), names=("tuning",))
+    assert asked.tuning_scenario()["data"] == "patches"
+    first, *_ = cells(TUNING, RESNET18)
+    assert asked.tuning_scenario()["epochs"] == first.trials[0].simulated.epochs == 16
+    smoke = Asked(scale="smoke", data="faces", seeds=(0, 1), names=("tuning",))
+    assert smoke.tuning_scenario()["data"] == "faces"
+    assert TUNING_SEED not in smoke.seeds
+
+
+def test_what_the_paper_leaves_open_can_be_chosen() -> None:
+    asked = Asked(
+        scale="resnet18",
+        data="folder",
+        seeds=(0,),
+        names=("ablation",),
+        scenario={"image_size": 32, "norm_mode": "train", "initial": "trained.safetensors"},
+        settings={"tv": 0.2, "average": False},
+    )
+    found = [trial for cell in asked.cells("ablation", Q) for trial in cell.trials]
+    assert {(t.simulated.image_size, t.simulated.norm_mode, t.simulated.initial) for t in found} == {
+        (32, "train", "trained.safetensors")
+    }
+    assert {trial.arguments["tv"] for trial in found} == {0.2}
+    assert not any("average" in trial.arguments for trial in found)  # AWA has no such setting
+    assert asked.tuning_scenario()["image_size"] == 32
+    with pytest.raises(ConfigError, match="--set: unknown setting 'average'"):
+        asked.check_settings()
+    replace(asked, names=("comparison",)).check_settings()  # AGIC has it
+
+
+def test_a_scale_with_too_few_cases_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected 4 cases of epochs, got 1"):
+        cells(EPOCHS, replace(SMOKE, cases={"epochs": ((2, 2, 2),)}))
 
 
 def test_what_the_paper_found_impractical_is_not_run() -> None:
     found = {(cell.row, cell.method): cell for cell in cells(COMPARISON, CPU)}
-    assert len(found) == 50
+    assert len(found) == 80
     for row in ("N=64, E=32, B=4", "N=64, E=32, B=8", "N=128, E=32, B=4", "N=128, E=32, B=8"):
-        for method in ("iDLG", "AGIC"):
+        for method in ("iDLG", "AGIC", "AGIC, averaged"):
             assert found[row, method].trials == ()
             assert found[row, method].reason == "not run: impractical (paper too)"
         assert len(found[row, "GENG"].trials) == len(found[row, STRONGEST].trials) == 1
-    assert sum(len(cell.trials) for cell in found.values()) == 42
+    assert sum(len(cell.trials) for cell in found.values()) == 80 - 4 * 3
 
 
-def test_all_methods_of_the_paper_share_iterations_and_regularizers() -> None:
+def test_all_methods_of_the_paper_share_optimizer_regularizers_and_most_of_them_iterations() -> None:
     for scale in SCALES.values():
         shared = [
-            {key: trial.arguments.get(key) for key in ("steps", "learning_rate", "tv", "bn")}
+            {key: trial.arguments.get(key) for key in ("learning_rate", "tv", "bn")}
             for trial in trials(COMPARISON, scale)
             if trial.attack != "strongest"
         ]
         assert all(arguments == shared[0] for arguments in shared)
+        steps = {cell.method: cell.trials[0].arguments.get("steps") for cell in cells(COMPARISON, scale) if cell.trials}
+        for method in scale.method_iterations:
+            assert (steps.pop(method) or 0) < scale.iterations  # an iteration costs several times AWA's
+        steps.pop(STRONGEST)
+        assert set(steps.values()) == {scale.iterations}
 
 
 def test_geng_knows_the_labels_as_the_others_do() -> None:
     """The paper takes them as known; without a word GENG would infer its own."""
     for scale in SCALES.values():
-        geng = [trial for trial in trials(COMPARISON, scale) if trial.attack == "geng"]
-        assert len(geng) == 10
+        geng = [trial for trial in trials(COMPARISON, scale) if trial.attack in ("geng", "geng_path")]
+        assert len(geng) == 2 * (10 if scale.most_samples is None else 4)
         assert {trial.arguments["labels"] for trial in geng} == {"disclosed"}
 
 
 def test_stages_attack_the_same_images_after_more_and_more_rounds() -> None:
     asked = cells(STAGES, SMOKE, data="faces")
-    found = [trial.simulated for cell in asked for trial in cell.trials if trial.attack == "awa"]
+    found = [trial.simulated for cell in asked for trial in cell.trials if is_the_papers(trial)]
     assert [scenario.rounds for scenario in found] == [0, 1, 2]
     assert {(scenario.clients, scenario.participants) for scenario in found} == {(4, 4)}
     first, *later = [scenario.draw(0).images for scenario in found]
@@ -139,20 +198,22 @@ def test_tuned_weights_are_tried_only_once_there_are_some(tmp_path: Path) -> Non
 
 
 def test_trials_that_two_tables_share_run_once() -> None:
-    plan = make_plan(Asked(scale="cpu", data="patches", seeds=(0,), names=("comparison", "epochs")))
+    plan = make_plan(Asked(scale="cpu", data="patches", seeds=(0,), names=("comparison", "epochs")), Q)
     alone = len(trials(COMPARISON, CPU)) + len(trials(EPOCHS, CPU))
-    assert len(plan.trials) == alone - 4  # AWA and strongest at N=32, E=8 and E=16
+    assert len(plan.trials) == alone - 6  # AWA with either Q and strongest at N=32, E=8 and E=16
 
 
 def test_names_scales_and_lists() -> None:
     assert [one.name for one in find_reproductions("all")] == list(REPRODUCTIONS)
     with pytest.raises(ConfigError, match="unknown reproduction 'ablatoin'; did you mean 'ablation'"):
         find_reproductions("ablatoin")
-    with pytest.raises(ConfigError, match="unknown scale 'gpu'; did you mean 'cpu'\\? choose from cpu, paper, smoke"):
+    with pytest.raises(
+        ConfigError, match="unknown scale 'gpu'; did you mean 'cpu'\\? choose from cpu, paper, resnet18, smoke"
+    ):
         find_scale("gpu")
     lines = listing()
     assert [line.split()[0] for line in lines] == list(REPRODUCTIONS)
-    assert lines[0].endswith(f"trials: smoke 42, cpu {42 * len(CPU.seeds)}, paper 42")
+    assert lines[0].endswith("trials: smoke 32, cpu 204, resnet18 96, paper 68")
     assert PAPER.case(Case(8, 32, 1)) == (8, 32, 1)
 
 

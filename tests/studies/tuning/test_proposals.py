@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -15,6 +16,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from undelta.studies.tuning import gaussian
 from undelta.studies.tuning.proposals import DIVERGED, SLOT, estimate, propose, what_is_known
 from undelta.studies.tuning.worker import evaluate
 
@@ -70,6 +72,39 @@ def test_the_process_agrees_with_the_papers_posterior() -> None:
         assert mean.item() == pytest.approx((between @ inverse @ values.reshape(-1)).item(), rel=1e-6)
         left = process.kernel_scale - (between @ inverse @ between.T).squeeze()
         assert variance.item() == pytest.approx(left.item(), rel=1e-5)
+
+
+def test_our_expected_improvement_is_that_of_quadrature() -> None:
+    for mean, deviation, least in ((0.3, 0.2, 0.25), (0.3, 0.2, 0.6), (-1.0, 2.0, -3.0), (0.5, 1e-3, 0.501)):
+        low = min(least, mean) - 12 * deviation
+        expected, _ = quad(lambda f, m=mean, s=deviation, b=least: (b - f) * norm.pdf(f, m, s), low, least, limit=200)
+        found = gaussian.expected_improvement(np.array([mean]), np.array([deviation]), least)
+        assert float(found[0]) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_the_gaussian_kernel_finds_the_bottom_of_a_bowl_and_repeats_itself() -> None:
+    def value(params: dict[str, Any]) -> float:
+        return float((math.log10(params["tv"]) + 3) ** 2 + 4 * (params["position"] - 0.3) ** 2)
+
+    space = {"tv": FloatDistribution(1e-6, 1e-1, log=True), "position": FloatDistribution(0, 1)}
+    sides: dict[str, BaseDistribution] = dict(space)
+    trials: list[FrozenTrial] = []
+
+    def next_point(sign: int = 1) -> dict[str, Any]:
+        direction = MINIMIZE if sign > 0 else optuna.study.StudyDirection.MAXIMIZE
+        seen = [
+            create_trial(value=sign * value(one), params=one, distributions=sides, user_attrs={SLOT: slot})
+            for slot, one in enumerate(trial.params for trial in trials)
+        ]
+        return propose(seen, space, direction, seed=1, slot=len(trials), random=5, kernel="gaussian")
+
+    for slot in range(12):
+        found = next_point()
+        trials.append(create_trial(value=value(found), params=found, distributions=sides, user_attrs={SLOT: slot}))
+    assert next_point() == next_point()
+    assert next_point(sign=-1) == pytest.approx(next_point(), rel=1e-3)  # the top of the same bowl, upside down
+    values = [value(trial.params) for trial in trials]
+    assert min(values[5:]) < 0.05 * min(values[:5])
 
 
 @pytest.mark.parametrize("seed", [0, 1])

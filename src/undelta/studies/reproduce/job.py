@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from undelta.errors import ConfigError
 from undelta.files import write_bytes
 from undelta.report.read import read_audit
-from undelta.schema import parse
+from undelta.schema import parse, unknown
 from undelta.studies.audit import run_plan
 from undelta.studies.reproduce.findings import Finding
 from undelta.studies.reproduce.render import write_reproduction
@@ -25,7 +26,7 @@ from undelta.studies.reproduce.reproductions import (
     find_reproductions,
 )
 from undelta.studies.reproduce.results import gather
-from undelta.studies.reproduce.scales import SCALES, find_scale
+from undelta.studies.reproduce.scales import KERNELS, SCALES, find_scale
 from undelta.studies.reproduce.tuned import MARKS, check_tuned, show_trials, tune, tuned_weights
 from undelta.studies.screen import SILENT, Screen
 from undelta.trials.config import make_attack, read_toml, to_document
@@ -54,6 +55,9 @@ def reproduce_job(
     scale: str | None = None,
     data: str | None = None,
     seeds: Sequence[int] | None = None,
+    scenario: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    kernel: str | None = None,
     workers: Workers | None = None,
     checkpoint_seconds: float = 30.0,
     retry_failed: bool = False,
@@ -66,9 +70,12 @@ def reproduce_job(
     Args:
         name: A name of `REPRODUCTIONS`, or "all".
         out: The directory; one that holds reproductions already keeps its scale and data.
-        scale: "smoke", "cpu" or "paper"; by default, what the directory has.
+        scale: "smoke", "cpu", "resnet18" or "paper"; by default, what the directory has.
         data: Where images come from; by default, the scale's own source.
         seeds: One trial of every cell for each; by default, the scale's own.
+        scenario: Fields of every scenario in place of the scale's, such as the model, its weights or the image size.
+        settings: Settings of the paper's methods in place of the scale's; each goes to the methods that have it.
+        kernel: Of the Gaussian process that tunes: "matern", or the paper's "gaussian".
         workers: Who runs trials; those of a tuning run one by one unless a number is given.
         checkpoint_seconds: What a kill may cost.
         retry_failed: Whether to run failed trials again.
@@ -81,12 +88,14 @@ def reproduce_job(
     there = _read_asked(out)
     if render_only:
         wanted = _held(wanted, there, out)
-    asked = _settle(wanted, there, scale=scale, data=data, seeds=seeds)
+    asked = _settle(
+        wanted, there, scale=scale, data=data, seeds=seeds, scenario=scenario, settings=settings, kernel=kernel
+    )
     failed: tuple[Record, ...] = ()
     if not render_only:
         make_plan(asked)  # complains about data and models before any work, tuning included
         check_tuned(asked, out)
-        if any(REPRODUCTIONS[one].tunes for one in asked.names) and tuned_weights(out) is None:
+        if any(REPRODUCTIONS[one].needs_tuning for one in asked.names) and tuned_weights(out) is None:
             # One at a time unless told otherwise: proposals of several workers depend on who ends first.
             alone = replace(workers, count=workers.count or 1)
             tune(asked, out, workers=alone, checkpoint_seconds=checkpoint_seconds, screen=screen)
@@ -137,6 +146,9 @@ def _settle(
     scale: str | None,
     data: str | None,
     seeds: Sequence[int] | None,
+    scenario: Mapping[str, Any] | None,
+    settings: Mapping[str, Any] | None,
+    kernel: str | None,
 ) -> Asked:
     """What is asked for now, together with what the directory holds."""
     if scale is None and there is None:
@@ -146,16 +158,31 @@ def _settle(
         raise ConfigError(f"--out holds the {there.scale} scale, --scale asks for {chosen.name}; choose another --out")
     source = data or (there.data if there else chosen.data)
     if source is None:
-        raise ConfigError("--data: the paper scale needs a folder of ImageNet pictures, one subfolder per class")
+        raise ConfigError(
+            f"--data: the {chosen.name} scale needs a folder of ImageNet pictures, one subfolder per class or numbered"
+        )
     if there and source != there.data:
         raise ConfigError(f"--out holds results on {there.data}, --data asks for {source}; choose another --out")
+    if kernel is not None and kernel not in KERNELS:
+        raise ConfigError(f"--kernel: {unknown('kernel', kernel, KERNELS)}")
+    open_choices = {"scenario": scenario or None, "settings": settings or None, "kernel": kernel}
+    for name, value in open_choices.items():
+        if there and value is not None and value != getattr(there, name):
+            raise ConfigError(
+                f"--out holds results with {name} {getattr(there, name)}, not {value}; choose another --out"
+            )
+    kept = {name: getattr(there, name) for name in open_choices} if there else {}
+    kept |= {name: value for name, value in open_choices.items() if value is not None}
     drawn = tuple(seeds if seeds is not None else there.seeds if there else chosen.seeds)
     if not drawn or len(set(drawn)) < len(drawn):
         raise ConfigError(f"--seeds: expected at least one, each once, got {list(drawn)}")
     names = {one.name for one in wanted} | set(there.names if there else ())
     for one in names - set(REPRODUCTIONS):
         find_reproductions(one)  # another version's name
-    return Asked(scale=chosen.name, data=source, seeds=drawn, names=tuple(one for one in REPRODUCTIONS if one in names))
+    found = tuple(one for one in REPRODUCTIONS if one in names)
+    asked = Asked(scale=chosen.name, data=source, seeds=drawn, names=found, **kept)
+    asked.check_settings()
+    return asked
 
 
 def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from undelta.attacker.weights import SEARCH_RANGES
+from undelta.evaluation.baselines import COLOR, NOISE
 from undelta.evaluation.measures import METRICS, MISSING
 from undelta.files import write_bytes
 from undelta.report.exports import Table
@@ -64,6 +65,11 @@ def _markdown(
     yield _table("Paper's case", results, Cell.show).markdown()
     yield ""
     yield "Ours: mean ± sample standard deviation over seeds. SSIM and LPIPS as docs/metrics.md defines them."
+    yield f"Iterations: {_iterations(results)}."
+    yield from ("", "## Baselines and floors", "")
+    yield "PSNR (dB) of each image's mean color, and of what AWA makes of pure noise. Then the unweighted mismatch of"
+    yield "each method's own replay: where it ended, and in brackets at the private images; below that it fits errors."
+    yield from ("", _baselines(results).markdown())
     if tuning:
         yield from ("", "## Tuned weights", "", _weights(tuning))
     for name in figures:
@@ -93,6 +99,33 @@ def _table(case: str, results: Results, show: Callable[[Cell, str], str]) -> Tab
             cells.append(show(one, metric))
         rows.append(cells)
     return Table(words=[case, "Ours", "Metric"], numbers=[title for pair in pairs for title in pair], rows=rows)
+
+
+def _iterations(results: Results) -> str:
+    counts = {
+        method: next((one.trials for one in results.cells if one.method == method and one.trials), ())
+        for method in results.methods
+    }
+    known = {method: trials[0].arguments.get("steps") for method, trials in counts.items() if trials}
+    return ", ".join(f"{method} {steps or 'as by default'}" for method, steps in known.items())
+
+
+def _baselines(results: Results) -> Table:
+    """What guesses without the update are worth in each case, and how each method's replay explains the truth."""
+    rows = []
+    for row in results.rows:
+        cells = [results.at(row, method) for method in results.methods]
+        guesses = [[one.baseline(name) for one in cells] for name in (COLOR, NOISE)]
+        found = [next((value for value in values if value is not None), None) for values in guesses]
+        floors = [one.floor() for one in cells]
+        rows.append(
+            [
+                results.here(row),
+                *(METRICS["psnr"].show(value) for value in found),
+                *(f"{pair[0]:.4f} ({pair[1]:.4f})" if pair else MISSING for pair in floors),
+            ]
+        )
+    return Table(words=["Case"], numbers=["Mean color", "Pure noise", *results.methods], rows=rows)
 
 
 def _weights(tuning: Sequence[Evaluation]) -> str:

@@ -1,24 +1,30 @@
-"""The seven reproductions of ``reproductions.toml``: cases, methods, published figures, and from these trials."""
+"""The eight reproductions of ``reproductions.toml``: cases, methods, published figures, and from these trials."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from undelta.attacker.attacks import ATTACKS
 from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError
 from undelta.schema import parse, unknown
 from undelta.studies.reproduce import published
 from undelta.studies.reproduce.published import AGIC, APPROXIMATION, AWA, GENG, IDLG, LINEAR, Case
 from undelta.studies.reproduce.results import Cell
-from undelta.studies.reproduce.scales import Scale, find_scale, read_named
+from undelta.studies.reproduce.scales import MATERN, Scale, find_scale, read_named
 from undelta.trials.trial import Trial
 
 STRONGEST = "strongest (ours)"
-TUNED = "Q tuned here"
+TUNED = "AWA, Q tuned here"
+AVERAGED = "AGIC, averaged"
+ALL_EPOCHS = "GENG, all epochs"
+GRANTED, INFERRED, JOINT = "labels granted", "labels inferred", "labels optimized jointly"
 RIVALS = (IDLG, AGIC, GENG)
+READ_AS = {AVERAGED: AGIC}  # impractical where that one is
 CLIENTS = 4  # of the federation in which updates leak at different stages
 
 Weights = Mapping[str, float]
@@ -42,7 +48,7 @@ class Reproduction:
     large: bool = False
     """Whether the paper takes more iterations here."""
     tunes: bool = False
-    """Whether layer weights are tuned before its trials run."""
+    """Whether the tuning of layer weights is what it shows."""
     staged: bool = False
     """Whether updates leak after several numbers of rounds, the scale's, of a federation of several clients."""
 
@@ -52,11 +58,14 @@ class Reproduction:
         printed = published.TABLES.get(self.figures or self.label, {})
         return {case: printed.get(case, {}) for case in (Case(*case) for case in self.cases)} or printed
 
+    @property
+    def needs_tuning(self) -> bool:
+        """Whether layer weights must be tuned before its trials run."""
+        return TUNED in self.methods
+
 
 REPRODUCTIONS = read_named(Reproduction, __file__)
-COMPARISON, FIGURE, ABLATION, EPOCHS, LARGE, TUNING, STAGES = (
-    REPRODUCTIONS[name] for name in ("comparison", "figure-n8e32", "ablation", "epochs", "large", "tuning", "stages")
-)
+COMPARISON, FIGURE, ABLATION, EPOCHS, LARGE, TUNING, STAGES, LABELS = REPRODUCTIONS.values()
 
 
 def find_reproductions(name: str) -> tuple[Reproduction, ...]:
@@ -76,39 +85,84 @@ class Asked:
     data: str
     seeds: tuple[int, ...]
     names: tuple[str, ...]
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of every scenario in place of the scale's: what the paper leaves open."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the paper's methods, those that have them, in place of the scale's."""
+    kernel: str = MATERN
+    """Of the Gaussian process that tunes."""
 
     @property
     def size(self) -> Scale:
-        """The scale behind its name."""
-        return find_scale(self.scale)
+        """The scale behind its name, with what was asked for in its place."""
+        scale = find_scale(self.scale)
+        return replace(scale, scenario={**scale.scenario, **self.scenario})
 
     def cells(self, name: str, tuned: Weights | None) -> list[Cell]:
         """The cells of one of the reproductions."""
-        return cells_of(REPRODUCTIONS[name], self.size, data=self.data, seeds=self.seeds, tuned=tuned)
+        return cells_of(
+            REPRODUCTIONS[name], self.size, data=self.data, seeds=self.seeds, tuned=tuned, settings=self.settings
+        )
+
+    def check_settings(self) -> None:
+        """Each setting must be one of some method of the paper."""
+        trials = [trial for name in self.names for cell in self.cells(name, None) for trial in cell.trials]
+        attacks = {trial.attack for trial in trials} - {"strongest"}
+        known = {name for attack in attacks for name in inspect.signature(ATTACKS[attack]).parameters}
+        for name in self.settings:
+            if name not in known:
+                raise ConfigError(f"--set: {unknown('setting', name, sorted(known))}")
+
+    def tuning_scenario(self) -> dict[str, Any]:
+        """The client on which layer weights are tuned, once: the first case of `tuning`, on images of its own."""
+        scale = self.size
+        here, *_ = scale.cases_of(TUNING.name, list(TUNING.table))
+        return scale.scenario_of(here, scale.tuning_data or self.data)
 
 
 def cells_of(
-    reproduction: Reproduction, scale: Scale, *, data: str, seeds: Sequence[int], tuned: Weights | None = None
+    reproduction: Reproduction,
+    scale: Scale,
+    *,
+    data: str,
+    seeds: Sequence[int],
+    tuned: Weights | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> list[Cell]:
     """All cells in the order of the table, with a trial for each seed.
 
     Until there are layer weights that were ``tuned`` at this scale, cells that need them have no trials.
     """
     cells = []
-    for (case, figures), rounds in product(reproduction.table.items(), scale.rounds if reproduction.staged else [None]):
+    table = reproduction.table
+    rows = zip(table.items(), scale.cases_of(reproduction.name, list(table)), strict=True)
+    for ((case, figures), size), rounds in product(rows, scale.rounds if reproduction.staged else [None]):
         stage = "" if rounds is None else f", round {rounds}"
-        here, fields = f"{scale.case(case)}{stage}", scale.scenario_of(case, data)
+        here, fields = f"{size}{stage}", scale.scenario_of(size, data)
         if rounds is not None:
             fields |= {"rounds": rounds, "clients": CLIENTS, "participants": CLIENTS}
-        scenario = parse(Scenario, fields, where=f"scale {scale.name}: {scale.case(case)}", error=ConfigError)
+        scenario = parse(Scenario, fields, where=f"scale {scale.name}: {size}", error=ConfigError)
         for method in reproduction.methods:
             attack, arguments = _settings(method, reproduction, scale, tuned)
+            if method != STRONGEST:
+                arguments |= _taken(attack, settings or {})
+            probes = method in (AWA, GRANTED)  # what it makes of pure noise is a baseline of the whole row
             trials = [
-                Trial(scenario=scenario, attack=attack, arguments=arguments, seed=seed, name=here) for seed in seeds
+                Trial(
+                    scenario=scenario,
+                    attack=attack,
+                    arguments=arguments,
+                    seed=seed,
+                    name=here,
+                    noise=probes and seed == seeds[0],
+                )
+                for seed in seeds
             ]
             reason = "not tuned yet" if method == TUNED and tuned is None else ""
-            if figures.get(method, ()) is None:
+            if figures.get(READ_AS.get(method, method), ()) is None:
                 reason = "not run: impractical (paper too)"
+            elif scale.most_samples is not None and size.samples > scale.most_samples:
+                reason = f"not run: more than {scale.most_samples} images take too long here"
             cells.append(
                 Cell(
                     row=f"{case}{stage}",
@@ -125,20 +179,29 @@ def cells_of(
 def _settings(
     method: str, reproduction: Reproduction, scale: Scale, tuned: Weights | None
 ) -> tuple[str, dict[str, Any]]:
-    """Attack and settings of a method; all of the paper's share iterations, optimizer and regularizers."""
-    iterations = scale.large_iterations if reproduction.large else scale.iterations
+    """Attack and settings of a method; all of the paper's share optimizer and regularizers, and most the iterations."""
+    iterations = scale.steps(method, large=reproduction.large)
     common: dict[str, Any] = {"steps": iterations, "learning_rate": scale.attack_rate, **scale.priors}
     awa = {"setting": "paper", **common}
-    geng: dict[str, Any] = {"labels": "disclosed"}  # the paper takes labels as known for all
-    if scale.geng_nodes is not None:
-        geng["nodes"] = scale.geng_nodes
+    geng = {**common, "labels": "disclosed"}  # the paper takes labels as known for all
+    nodes = {} if scale.geng_nodes is None else {"nodes": scale.geng_nodes}
     return {
         IDLG: ("idlg_fedavg", common),
-        AGIC: ("agic", common),
-        GENG: ("geng", {**common, **geng}),
+        AGIC: ("agic", {**common, "average": False}),
+        AVERAGED: ("agic", {**common, "average": True}),
+        GENG: ("geng", geng),
+        ALL_EPOCHS: ("geng_path", {**geng, **nodes}),
         APPROXIMATION: ("awa", {**awa, "form": "approximation"}),
         LINEAR: ("awa", {**awa, "form": "linear"}),
         AWA: ("awa", awa),
         TUNED: ("awa", {**awa, "q": dict(tuned or {})}),
-        STRONGEST: ("strongest", {**scale.strongest, **scale.priors}),
+        GRANTED: ("awa", {**awa, "labels": "disclosed"}),
+        INFERRED: ("awa", {**awa, "labels": "bias"}),
+        JOINT: ("awa", {**awa, "labels": "joint"}),
+        STRONGEST: ("strongest", {**scale.strongest}),
     }[method]
+
+
+def _taken(attack: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that an attack has."""
+    return {name: value for name, value in settings.items() if name in inspect.signature(ATTACKS[attack]).parameters}

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from scipy.stats import t as student
+
 from undelta.evaluation.measures import METRICS
 from undelta.report.tables import Mean, mean_of, value_of
 from undelta.studies.reproduce.published import Figures
@@ -64,6 +66,17 @@ class Cell:
         known = [image.ssim for record in self.scored for image in record.images if image.ssim is not None]
         return statistics.fmean(ssim >= RECOGNIZABLE for ssim in known) if known else None
 
+    def baseline(self, name: str) -> float | None:
+        """The mean PSNR of a guess without the update, over the seeds that have it."""
+        found = [record.baselines[name].psnr for record in self.scored if name in record.baselines]
+        return mean_of(found).mean
+
+    def floor(self) -> tuple[float, float] | None:
+        """Mean mismatch of this method's replay at its own result and at the private images."""
+        pairs = [(record.mismatch, record.floor.mismatch) for record in self.scored if record.floor]
+        known = [(ended, least) for ended, least in pairs if ended is not None]
+        return (statistics.fmean(a for a, _ in known), statistics.fmean(b for _, b in known)) if known else None
+
     def seconds_per_iteration(self) -> float | None:
         """Over all seeds."""
         pairs = [(record.seconds, record.iterations) for record in self.scored]
@@ -105,9 +118,15 @@ def gather(cells: Sequence[Cell], records: Iterable[Record]) -> Results:
     return Results(cells=tuple(replace(cell, records=own) for cell, own in zip(cells, found, strict=True)))
 
 
+LEAST_SEEDS = 3
+"""Below that, no difference counts."""
+CHANCE = 0.05
+"""A difference counts if chance alone would make as large a one less often than this."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Advantage:
-    """How much better one cell is than another by one metric, over the seeds that both have."""
+    """How much better one cell is than another by one metric, image by image over the seeds that both have."""
 
     cells: tuple[Cell, Cell]
     metric: str
@@ -118,29 +137,61 @@ class Advantage:
     mean: float
     """Of the differences, in the direction in which the metric gets better."""
     error: float
-    """Standard error of the mean; 0 for a single seed, which has none."""
+    """Standard error of the mean over seeds; 0 for a single seed, which has none."""
+    chance: float
+    """How often chance would make as large a difference: a paired t-test over all images of all seeds."""
+    images: int
     seeds: int
 
     @property
     def sign(self) -> int:
-        """1 better, -1 worse, 0 where the difference is within the spread over seeds."""
-        return 0 if abs(self.mean) <= self.error or self.mean == 0 else int(math.copysign(1, self.mean))
+        """1 better, -1 worse, 0 where the difference is within the spread over images or over seeds."""
+        counts = self.seeds >= LEAST_SEEDS and self.chance < CHANCE and abs(self.mean) > self.error
+        return int(math.copysign(1, self.mean)) if counts else 0
 
 
 def advantage(first: Cell, second: Cell, metric: str) -> Advantage | None:
-    """How much better the first is; seed by seed, since seeds draw other images. None without a common seed."""
-    mine, yours = ({record.seed: value_of(record, metric) for record in one.scored} for one in (first, second))
-    pairs = [(mine[seed], yours[seed]) for seed in mine if seed in yours]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    if not known:
+    """How much better the first is; paired by seed and image, since seeds draw other images. None without a pair.
+
+    Where a record has no numbers of its images, its mean stands for one.
+    """
+    mine, yours = ({record.seed: record for record in one.scored} for one in (first, second))
+    pairs = {seed: _pairs(mine[seed], yours[seed], metric) for seed in mine if seed in yours}
+    by_seed = [own for own in pairs.values() if own]
+    if not by_seed:
         return None
-    differences = [METRICS[metric].sign * (a - b) for a, b in known]
+    sign = METRICS[metric].sign
+    differences = [sign * (a - b) for own in by_seed for a, b in own]
+    means = [statistics.fmean(sign * (a - b) for a, b in own) for own in by_seed]
     return Advantage(
         cells=(first, second),
         metric=metric,
-        after=statistics.fmean(a for a, _ in known),
-        before=statistics.fmean(b for _, b in known),
-        mean=statistics.fmean(differences),
-        error=statistics.stdev(differences) / math.sqrt(len(known)) if len(known) > 1 else 0.0,
-        seeds=len(known),
+        after=statistics.fmean(statistics.fmean(a for a, _ in own) for own in by_seed),
+        before=statistics.fmean(statistics.fmean(b for _, b in own) for own in by_seed),
+        mean=statistics.fmean(means),
+        error=_error(means),
+        chance=_chance(differences),
+        images=len(differences),
+        seeds=len(by_seed),
     )
+
+
+def _pairs(first: Record, second: Record, metric: str) -> list[tuple[float, float]]:
+    """Both values of every image, in the order of the private images, which two attacks on one update share."""
+    values = [[getattr(image, metric) for image in record.images] for record in (first, second)]
+    if len(values[0]) != len(values[1]) or any(value is None for own in values for value in own) or not values[0]:
+        values = [[value_of(record, metric)] for record in (first, second)]
+    return [(a, b) for a, b in zip(*values, strict=True) if a is not None and b is not None]
+
+
+def _error(values: Sequence[float]) -> float:
+    """Of their mean."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def _chance(differences: Sequence[float]) -> float:
+    """Of a mean as far from zero, if the differences were drawn around it; two-sided."""
+    mean, error = statistics.fmean(differences), _error(differences)
+    if len(differences) < 2 or mean == 0:
+        return 1.0
+    return float(2 * student.sf(abs(mean) / error, len(differences) - 1)) if error else 0.0

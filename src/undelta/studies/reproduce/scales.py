@@ -1,12 +1,12 @@
-"""Three sizes of the same experiments: the paper's own, one for a single core, and one that only shows that all runs.
+"""Sizes of the same experiments: from the paper's own down to one that only shows that all runs.
 
-A scale divides the paper's N, E and B, and says which model, images, iterations and regularizers take the place of the
-paper's; ``scales.toml`` has all three.
+A scale says which N, E and B, model, images, iterations and regularizers take the place of the paper's; ``scales.toml``
+has them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,9 @@ from undelta.studies.reproduce.published import Case
 from undelta.trials.config import read_toml
 
 T = TypeVar("T")
+MATERN = "matern"
+KERNELS = (MATERN, "gaussian")
+"""Of the Gaussian process that tunes; named here since the tuning asks for Optuna."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,13 @@ class Scale:
     """What the paper's E is divided by."""
     batches: int = 1
     """What the paper's B is divided by; at least one mini-batch is left."""
+    cases: Mapping[str, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
+    """By reproduction: (N, E, B) that take the place of the paper's, row by row, where division does not do."""
+    most_samples: int | None = None
+    """The largest N that is run; None: all."""
     iterations: int = published.ITERATIONS
+    method_iterations: Mapping[str, int] = field(default_factory=dict)
+    """Of methods whose iterations cost several times as much, in place of those."""
     large_iterations: int = published.LARGE_ITERATIONS
     """Where the paper takes 50 000."""
     attack_rate: float = published.ATTACK_RATE
@@ -46,7 +55,7 @@ class Scale:
     priors: Mapping[str, float] = field(default_factory=dict)
     """Coefficients of the regularizers, the same for all methods."""
     geng_nodes: int | None = None
-    """Gradients that GENG takes along the path; None: one for each epoch."""
+    """Gradients that GENG takes along the whole path; None: one for each epoch."""
     strongest: Mapping[str, Any] = field(default_factory=dict)
     """Settings of our own attack."""
     rounds: tuple[int, ...]
@@ -55,15 +64,27 @@ class Scale:
     tuning_random: int = published.TUNING_RANDOM
     """Trials before the surrogate takes over."""
     tuning_iterations: int = published.ITERATIONS
+    tuning_data: str | None = None
+    """Where the tuned client's images come from; None: as the others', in a draw of its own."""
 
     def case(self, case: Case) -> Case:
-        """The paper's case at this scale."""
+        """The paper's case at this scale, by division."""
         samples = self.samples.get(str(case.samples), case.samples)
         return Case(samples, max(1, case.epochs // self.epochs), max(1, case.batches // self.batches))
 
-    def scenario_of(self, case: Case, data: str) -> dict[str, Any]:
-        """Fields of the `Scenario` that takes the place of the paper's case."""
-        here = self.case(case)
+    def cases_of(self, reproduction: str, cases: Sequence[Case]) -> list[Case]:
+        """What takes the place of a reproduction's cases, in their order."""
+        own = [Case(*case) for case in self.cases.get(reproduction, ())]
+        if own and len(own) != len(cases):
+            raise ConfigError(f"scale {self.name}: expected {len(cases)} cases of {reproduction}, got {len(own)}")
+        return own or [self.case(case) for case in cases]
+
+    def steps(self, method: str, *, large: bool) -> int:
+        """Iterations of a method."""
+        return self.large_iterations if large else self.method_iterations.get(method, self.iterations)
+
+    def scenario_of(self, here: Case, data: str) -> dict[str, Any]:
+        """Fields of the `Scenario` of a case of this scale."""
         sizes = {"num_samples": here.samples, "epochs": here.epochs, "batches": here.batches}
         return {"data": data, **sizes, **self.scenario}
 
@@ -77,7 +98,7 @@ def read_named(cls: type[T], module: str) -> dict[str, T]:
 
 
 SCALES = read_named(Scale, __file__)
-SMOKE, CPU, PAPER = (SCALES[name] for name in ("smoke", "cpu", "paper"))
+SMOKE, CPU, RESNET18, PAPER = (SCALES[name] for name in ("smoke", "cpu", "resnet18", "paper"))
 
 
 def find_scale(name: str) -> Scale:

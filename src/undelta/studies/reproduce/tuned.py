@@ -14,7 +14,6 @@ from undelta.attacker.weights import Q
 from undelta.errors import ConfigError, DataError
 from undelta.files import write_bytes
 from undelta.schema import parse
-from undelta.studies.reproduce import published
 from undelta.studies.reproduce.reproductions import Asked, Weights
 from undelta.studies.screen import SILENT, Screen
 from undelta.trials.config import read_toml, toml_lines
@@ -23,6 +22,7 @@ from undelta.trials.tuning_file import TUNING
 
 SCENARIO = "tuning.toml"
 WEIGHTS = Path("tuning", "weights.toml")
+TUNING_SEED = 1000  # of a draw that no table reports
 MARKS = ("plan.json", "study.db")
 """Files in the directory of an `undelta tune`; named here since its package asks for Optuna."""
 
@@ -55,8 +55,9 @@ def tune(
         random=scale.tuning_random,
         steps=scale.tuning_iterations,
         prune=False,  # the paper evaluates every trial in full
-        arguments={"setting": "paper", "learning_rate": scale.attack_rate, **scale.priors},
-        seed=asked.seeds[0],
+        arguments={"setting": "paper", "learning_rate": scale.attack_rate, **scale.priors, **asked.settings},
+        kernel=asked.kernel,
+        seed=TUNING_SEED,
         workers=workers,
         checkpoint_seconds=checkpoint_seconds,
         screen=screen,
@@ -80,4 +81,4 @@ def check_tuned(asked: Asked, directory: Path) -> None:
 
 
 def _text(asked: Asked) -> str:
-    return "\n".join([*toml_lines(asked.size.scenario_of(published.TUNING_CASE, asked.data)), ""])
+    return "\n".join([*toml_lines(asked.tuning_scenario()), ""])

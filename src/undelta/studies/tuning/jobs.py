@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from undelta.attacker.attack import Watch
 from undelta.attacker.attacks import ATTACKS
@@ -25,6 +25,7 @@ from undelta.studies.screen import SILENT, Screen
 from undelta.studies.single import attack_job
 from undelta.studies.tuning.outcome import Tuned, best_value, conclude, write_outcome
 from undelta.studies.tuning.plan import OBSERVATION, ObjectiveName, Plan, read_plan, settle
+from undelta.studies.tuning.proposals import Kernel
 from undelta.studies.tuning.space import choose_space
 from undelta.studies.tuning.worker import CHECKPOINTS, Evaluations, make_objective
 from undelta.trials.config import load_scenario, make_attack
@@ -50,6 +51,7 @@ def tune_job(
     public: str | None = None,
     shadow_draws: int = 2,
     prune: bool = True,
+    kernel: str = "matern",
     attack: str = "awa",
     arguments: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -76,6 +78,7 @@ def tune_job(
         public: Where the images of those clients come from; they must not be the real client's.
         shadow_draws: How many such clients.
         prune: Whether to end evaluations early that are worse than the median.
+        kernel: Of the Gaussian process: "matern", or the paper's "gaussian", which needs scikit-learn.
         attack: An attack that has a Q.
         arguments: Its settings that are not tuned.
         seed: Random seed; also draws the scenario.
@@ -113,6 +116,7 @@ def tune_job(
         public=public,
         seed=seed,
         random=random,
+        kernel=cast("Kernel", kernel),  # a plan checks it
         objective=objective,
         shadow_draws=shadow_draws,
         prune=prune,

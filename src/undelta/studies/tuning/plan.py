@@ -13,6 +13,7 @@ from typing import Any, Literal, cast, get_args
 from undelta.errors import ConfigError
 from undelta.files import write_bytes
 from undelta.schema import read_json, unknown
+from undelta.studies.tuning.proposals import Kernel
 from undelta.studies.tuning.space import SPACES, Space
 from undelta.trials.directory import PLAN, RUN
 from undelta.trials.record import versions
@@ -49,6 +50,8 @@ class Plan:
     """How many such clients."""
     random: int = 12
     """Trials at random before the first proposal."""
+    kernel: Kernel = "matern"
+    """Of the Gaussian process."""
     prune: bool = True
     """Whether to end evaluations early that are worse than the median."""
     seed: int = 0
@@ -58,6 +61,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.random < 1:
             raise ConfigError(f"expected --steps >= 1 and --random >= 1, got {self.steps} and {self.random}")
+        if self.kernel not in get_args(Kernel):
+            raise ConfigError(f"--kernel: {unknown('kernel', self.kernel, get_args(Kernel))}")
         if self.objective == "shadow" and self.public is None:
             raise ConfigError("--objective shadow needs --public DATA: images that are not the client's")
         if self.objective == "shadow" and self.shadow_draws < 1:

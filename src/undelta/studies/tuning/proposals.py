@@ -1,7 +1,8 @@
 """Where to look next: at random at first, then where the expected improvement is largest (AWA eq_argmax_EI).
 
 Optuna's GPSampler does the work: a Gaussian process with a Matérn-5/2 kernel, and the logarithm of the expected
-improvement, whose maximum is that of the expected improvement itself. What is added here:
+improvement, whose maximum is that of the expected improvement itself; `gaussian` has the paper's kernel instead. What
+is added here:
 
 - **A proposal depends on the seed, the trial's place in line, and the results before it, on nothing else.** A sampler
   is made anew for each trial, with a random stream of its own; so a study that was killed and resumes proposes what it
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 import torch
@@ -25,12 +26,15 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from undelta.seeding import stream
+from undelta.studies.tuning import gaussian
 from undelta.studies.tuning.space import Space
 from undelta.studies.tuning.storage import as_experimental
 
 SLOT = "slot"
 AGAIN = "again"
 DIVERGED = "diverged"
+
+Kernel = Literal["matern", "gaussian"]
 
 
 def placed_trials(study: optuna.Study) -> list[FrozenTrial]:
@@ -46,8 +50,8 @@ def slot_of(trial: FrozenTrial) -> int:
 class Proposals(BaseSampler):
     """Gives each trial its point of the search space, by its place in line."""
 
-    def __init__(self, space: Space, *, seed: int, random: int) -> None:
-        self.space, self.seed, self.random = space, seed, random
+    def __init__(self, space: Space, *, seed: int, random: int, kernel: Kernel = "matern") -> None:
+        self.space, self.seed, self.random, self.kernel = space, seed, random, kernel
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The whole search space, for every trial."""
@@ -60,7 +64,8 @@ class Proposals(BaseSampler):
         if again := trial.user_attrs.get(AGAIN):
             return dict(again)
         others = [other for other in placed_trials(study) if other.number != trial.number]
-        return propose(others, self.space, study.direction, seed=self.seed, slot=slot_of(trial), random=self.random)
+        place = {"seed": self.seed, "slot": slot_of(trial), "random": self.random}
+        return propose(others, self.space, study.direction, kernel=self.kernel, **place)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -77,14 +82,18 @@ def propose(
     seed: int,
     slot: int,
     random: int,
+    kernel: Kernel = "matern",
 ) -> dict[str, Any]:
     """A point of the space for the trial in this slot, after these results."""
     number = int(torch.randint(2**31, (), generator=stream("tuner", seed, slot)))
     begun = [trial for trial in trials if set(space) <= set(trial.params)]  # not those that have no whole point yet
-    known = what_is_known(begun, minimize=direction == optuna.study.StudyDirection.MINIMIZE)
+    minimized = direction == optuna.study.StudyDirection.MINIMIZE
+    known = what_is_known(begun, minimize=minimized)
     completed = sum(trial.state == TrialState.COMPLETE for trial in known)
     sampler: BaseSampler = RandomSampler(seed=number)
     if slot >= random and completed:
+        if kernel == "gaussian":
+            return gaussian.propose(known, space, minimized=minimized, seed=number)
         with as_experimental():
             sampler = GPSampler(seed=number, n_startup_trials=0, deterministic_objective=True)
     mirror = optuna.create_study(direction=direction, sampler=sampler)

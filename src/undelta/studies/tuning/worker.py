@@ -56,7 +56,7 @@ class Evaluations(Tasks):
         plan = read_plan(Path(self.directory))
         return Slots(
             open_storage(self.storage, Path(self.directory)),
-            Proposals(plan.sides, seed=plan.seed, random=plan.random),
+            Proposals(plan.sides, seed=plan.seed, random=plan.random, kernel=plan.kernel),
             name=plan.name,
             direction=plan.direction,
             prune=plan.prune,
