@@ -110,6 +110,20 @@ def test_the_table_of_equations_points_to_code_that_exists(file: str, name: str)
         assert re.search(rf"^\s*(def|class) {name.split('.')[-1]}\b|^{name} *[:=]", source, re.MULTILINE)
 
 
+EQUATIONS = """
+FL delta_theta model_update_mini_batch delta_theta_G inverse_G delta_theta_hat_G loss_grad_match loss_cosine inv_arg_min
+scenario_3 scenario4 theta_approximate model_update_approximate scenario3_2 weighted_loss weighted_cosine_distance
+q_max_3kinds q_max_conv q_max_bn q_max_fc error_mean error_var weight_aug subsec_P Q argmin_weighted_loss
+obj_func_BO_f_Q argmin_Q GP_prior GP_posterior EI argmax_EI
+"""
+"""All that have a label in the paper's source."""
+
+
+def test_the_table_has_every_labelled_equation_of_the_paper() -> None:
+    found = set(re.findall(r"`eq_(\w+)`", (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")))
+    assert found == set(EQUATIONS.split())
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     reached, waiting = set(), [ROOT / "README.md"]
     while waiting:
