@@ -22,6 +22,8 @@ from .attacker.attacks import gradinversion as gradinversion
 from .attacker.attacks import idlg as idlg
 from .attacker.attacks import idlg_fedavg as idlg_fedavg
 from .attacker.attacks import ig as ig
+from .attacker.attacks import nl_sme as nl_sme
+from .attacker.attacks import pi_sme as pi_sme
 from .attacker.attacks import sapag as sapag
 from .attacker.attacks import sme as sme
 from .attacker.attacks import strongest as strongest

@@ -33,12 +33,14 @@ SHORT: dict[str, dict[str, Any]] = {
     "geng_path": {"steps": 12},
     "geng_gradient": {"steps": 12},
     "sme": {"steps": 12},
+    "nl_sme": {"steps": 12},
+    "pi_sme": {"steps": 12},
     "dlfa": {"steps": 12},
     "analytic": {},
 }
 """Every attack, with settings that keep it short."""
 
-GRANTED = ("idlg_fedavg", "ig", "sapag", "agic", "sme")
+GRANTED = ("idlg_fedavg", "ig", "sapag", "agic", "sme", "nl_sme", "pi_sme")
 """Attacks that take the labels as granted by default; the others infer or optimize them."""
 
 COUNTING = ("geng", "geng_path", "geng_gradient", "dlfa")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from undelta.attacker.attacks import sme
+from undelta.attacker.attacks import nl_sme, sme
 from undelta.attacker.descent import Descent
-from undelta.attacker.paths import LearnedPosition, PathReplay, QuadraticPath, StraightPath, UnevenSteps
+from undelta.attacker.paths import LearnedCurve, LearnedPosition, PathReplay, QuadraticPath, StraightPath, UnevenSteps
 from undelta.attacker.replay import Replay, ReplayPart
 from undelta.attacker.replays import OneStep, observed_update
 from undelta.client.disclose import disclose
@@ -74,11 +74,23 @@ def quadratic_nodes(start: Update, update: Update, learned: Mapping[str, Tensor]
     return nodes
 
 
+def curve_nodes(start: Update, update: Update, learned: Mapping[str, Tensor]) -> list[Update]:
+    """(1−t)²θ + 2t(1−t)P + t²θ⁺ with P = θ + u/2 + c, as NL-SME has it; and the factor on the way from θ."""
+    t, node = learned["position"], Update()
+    for name, first in start.items():
+        last = first + update.get(name, torch.zeros_like(first))
+        control = (first + last) / 2 + learned[f"control/{name}"]
+        place = (1 - t) ** 2 * first + 2 * t * (1 - t) * control + t**2 * last
+        node[name] = first + learned[f"factor/{name}"] * (place - first)
+    return [node]
+
+
 PATHS: dict[str, tuple[ReplayPart, Nodes]] = {
     "straight": (StraightPath(), straight_nodes),
     "learned position": (LearnedPosition(position=0.3), position_nodes),
     "uneven steps": (UnevenSteps(nodes=3), uneven_nodes),
     "quadratic": (QuadraticPath(nodes=3), quadratic_nodes),
+    "learned curve": (LearnedCurve(position=0.4, ridge=0.0), curve_nodes),
 }
 
 
@@ -230,3 +242,58 @@ def test_nodes_lie_on_the_observed_line_whatever_weight_decay_did() -> None:
     for name, value in nodes[1].items():
         torch.testing.assert_close(value, start[name] + update[name] / 2)
     assert not torch.equal(replay.target["fc.0.weight"], update["fc.0.weight"])
+
+
+# Curves
+
+
+def test_gauss_and_legendres_nodes_integrate_the_paths_gradients_better_than_as_many_even_ones() -> None:
+    observation = observe(replace(LENET, learning_rate=1.0))  # smooth, and a curved path
+    exact, _ = updates(StraightPath(nodes=64, middle=True), observation)
+
+    def gap(part: ReplayPart) -> float:
+        found, _ = updates(part, observation)
+        flat, whole = (torch.cat([one[name].flatten() for name in exact]) for one in (found, exact))
+        return relative_gap(flat, whole)
+
+    assert gap(QuadraticPath(nodes=3, gauss=True)) < 0.3 * gap(QuadraticPath(nodes=3))
+
+
+def test_a_ridge_keeps_what_is_learned_where_it_started() -> None:
+    observation = observe(CNN)
+    images = draw((observation.num_samples, *observation.image.shape), 1)
+    labels = torch.tensor([3, 1, 4, 1])
+    for part in (LearnedCurve(ridge=0.5), QuadraticPath(ridge=0.5)):
+        held, free = (replace(part, ridge=ridge)(observation, generator()) for ridge in (0.5, 0.0))
+        learned = {
+            name: value + (0.1 * draw(value.shape, seed) if name != "position" else 0.0)
+            for seed, (name, value) in enumerate(held.variables.items())
+        }
+        moved = {name: value - held.variables[name] for name, value in learned.items()}
+        ridge = held.ridge(learned)
+        assert ridge is not None
+        assert float(ridge) == pytest.approx(0.5 * sum(float(value.square().sum()) for value in moved.values()))
+        assert free.ridge(learned) is None
+        assert float(held.ridge({})) == 0  # type: ignore[arg-type]
+        with_it, without_it = (
+            replay(images, labels, learned).pullback(replay.target).variables for replay in (held, free)
+        )
+        for name, slope in with_it.items():  # the slope of |v - v0|² is twice what has moved
+            torch.testing.assert_close(slope, without_it[name] + moved[name])
+
+
+def test_every_variable_moves_at_its_own_rate() -> None:
+    method = nl_sme(position_rate=0.02, control_rate=1e-3, factor_rate=1e-4, steps=5)
+    descent = Descent(method, observe(CNN), generator())
+    before = {name: value.clone() for name, value in descent.learned.items()}
+    descent.step(0, record=True)
+    moved = {name: float((value - before[name]).abs().max()) for name, value in descent.learned.items()}
+    assert moved["position"] == pytest.approx(0.02, rel=1e-3)  # Adam's first step is as long as its rate
+    assert max(size for name, size in moved.items() if name.startswith("control/")) == pytest.approx(1e-3, rel=1e-2)
+    assert max(size for name, size in moved.items() if name.startswith("factor/")) == pytest.approx(1e-4, rel=1e-2)
+
+
+@pytest.mark.parametrize("part", [LearnedCurve, QuadraticPath])
+def test_a_ridge_is_not_negative(part: type[QuadraticPath]) -> None:
+    with pytest.raises(ConfigError, match="ridge"):
+        part(ridge=-1.0)

@@ -101,8 +101,11 @@ class Descent:
     def _fresh_optimizers(self) -> None:
         moving = [value for name, value in self.variables.items() if not name.startswith("_")]
         self.optimizer = self.method.optimizer(moving)
-        path = Adam(learning_rate=self.method.path_rate)
-        self.path_optimizer = path(list(self.learned.values())) if self.learned else None
+        rates = {name: self.problem.rates.get(name, self.method.path_rate) for name in self.learned}
+        self.path_optimizers = [
+            Adam(learning_rate=rate)([self.learned[name] for name in rates if rates[name] == rate])
+            for rate in dict.fromkeys(rates.values())
+        ]
 
     @property
     def images(self) -> Tensor:
@@ -124,8 +127,8 @@ class Descent:
         self.previous = {name: value.clone() for name, value in self.variables.items()}
         width = width_at(iteration, method.steps, method.smoothing, max(self.observation.image.shape[1:]))
         self.optimizer.step(partial(self._closure, record, width))
-        if self.path_optimizer:
-            self.path_optimizer.step()
+        for optimizer in self.path_optimizers:
+            optimizer.step()
         with torch.no_grad():
             self.problem.project(self.learned)
             if method.noise and "images" in self.variables:
@@ -171,7 +174,8 @@ class Descent:
                 mismatches.append(mismatch(update, one.replay.target))
             del update  # as large as the model, and so is what the way back needs
             pulled = pullback(one.matched(cotangent))
-            losses.append(distance + penalty_on_moments)
+            ridge = one.replay.ridge(learned)
+            losses.append(distance + penalty_on_moments + (0.0 if ridge is None else ridge))
             with torch.enable_grad():
                 parts.append((images * (pulled.images * share)).sum())
                 if pulled.labels is not None:
@@ -256,7 +260,7 @@ class Descent:
             "variables": {name: value.detach().clone() for name, value in self.variables.items()},
             "learned": {name: value.detach().clone() for name, value in self.learned.items()},
             "optimizer": self.optimizer.state_dict(),
-            "path_optimizer": self.path_optimizer.state_dict() if self.path_optimizer else {},
+            "path_optimizers": [optimizer.state_dict() for optimizer in self.path_optimizers],
             "generator": self.generator.get_state(),
             **{name: getattr(self, name) for name in KEPT},
         }
@@ -267,8 +271,8 @@ class Descent:
             for name, value in state["learned"].items():
                 self.learned[name].copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.path_optimizer:
-            self.path_optimizer.load_state_dict(state["path_optimizer"])
+        for optimizer, saved in zip(self.path_optimizers, state["path_optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.generator.set_state(state["generator"])
         for name in KEPT:
             setattr(self, name, state[name])

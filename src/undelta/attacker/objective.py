@@ -110,6 +110,8 @@ class Round:
         terms |= {name: float(penalty(images, labels)) for name, penalty in self.penalties.items()}
         if self._on_moments:
             terms[" and ".join(self._on_moments)] = float(on_moments)
+        if (ridge := self.replay.ridge(learned)) is not None:
+            terms["path"] = float(ridge)
         return Value(mismatch(update, self.replay.target), terms), update
 
 
@@ -137,6 +139,15 @@ class Problem:
             name + _of_round(number): value
             for number, one in enumerate(self.rounds)
             for name, value in one.replay.variables.items()
+        }
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Adam's for some of these variables."""
+        return {
+            name + _of_round(number): rate
+            for number, one in enumerate(self.rounds)
+            for name, rate in one.replay.rates.items()
         }
 
     def each(self, learned: Mapping[str, Tensor]) -> Iterator[tuple[Round, dict[str, Tensor]]]:

@@ -1,15 +1,19 @@
 """Replays along a learned path from θ to θ⁺: interpolations other than the paper's linear one.
 
 The client's mean gradient along its hidden path is approximated by full-batch gradients at a few nodes of a path whose
-shape is learned along with the images. SME is the case of one node, whose position on the straight line is learned.
+shape is learned along with the images. SME is the case of one node, whose position on the straight line is learned;
+NL-SME that of one node on a learned curve, PI-SME that of several.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +26,9 @@ from undelta.updates import Update, along, inner
 
 Shape: TypeAlias = Callable[[Update, Update, Mapping[str, Tensor]], tuple[list[Update], Tensor]]
 """(θ, u, learned variables) -> the nodes' parameters and their shares of the path's length, differentiable."""
+
+CONTROL, FACTOR = "control/", "factor/"  # and a parameter's name: variables as large as it
+NO_RATES: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +44,22 @@ class PathReplay:
     shape: Shape = field(repr=False)
     variables: Mapping[str, Tensor]
     bounds: Mapping[str, tuple[float, float]]
+    rates: Mapping[str, float] = field(default_factory=dict)
+    ridges: Mapping[str, float] = field(default_factory=dict)
+    """Weights of the squared distances of variables from where they started."""
 
     def project(self, variables: Mapping[str, Tensor]) -> None:
         """Clamp to the bounds."""
         for name, (low, high) in self.bounds.items():
             variables[name].clamp_(low, high)
+
+    def ridge(self, variables: Mapping[str, Tensor]) -> Tensor | None:
+        """Σ weight·|v − v₀|²; nothing has moved where nothing is given."""
+        if not self.ridges:
+            return None
+        now = variables or self.variables
+        parts = [weight * (now[name] - self.variables[name]).square().sum() for name, weight in self.ridges.items()]
+        return torch.stack(parts).sum()
 
     def __call__(
         self,
@@ -94,7 +112,11 @@ class PathReplay:
             gradients = torch.autograd.grad(
                 [out for out, _ in pairs], list(leaves.values()), [grad for _, grad in pairs], retain_graph=True
             )
-            return Gradients(image_gradient, label_gradient, dict(zip(leaves, gradients, strict=True)))
+            slopes = {
+                name: slope + 2 * self.ridges.get(name, 0.0) * (leaves[name].detach() - self.variables[name])
+                for name, slope in zip(leaves, gradients, strict=True)
+            }
+            return Gradients(image_gradient, label_gradient, slopes)
 
         return Replayed(update, torch.stack([part.penalty for part in parts]).sum(), pullback)
 
@@ -173,29 +195,90 @@ class UnevenSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class QuadraticPath:
-    """Nodes on θ + s·u + 2s(1−s)·c: a parabola (Bézier curve) whose control point's offset c is learned."""
+    """Nodes on θ + s·u + 2s(1−s)·c: a parabola (Bézier curve) whose control point's offset c is learned.
+
+    ``gauss`` puts them where Gauss and Legendre do, with their shares (PI-SME), and ``ridge`` keeps c small.
+    """
 
     nodes: int = 3
+    gauss: bool = False
+    ridge: float = 0.0
 
     def __post_init__(self) -> None:
         _check_nodes(self.nodes)
+        _check_ridge(self.ridge)
 
     def held(self, observation: Observation) -> Held:
         return _held(observation, self.nodes)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
 
+        shares = _equal_shares(self.nodes, observation)
+        places = [(index + 0.5) / self.nodes for index in range(self.nodes)]
+        if self.gauss:
+            ordinates, weights = np.polynomial.legendre.leggauss(self.nodes)  # on [-1, 1], where weights sum to 2
+            places, shares = ((ordinates + 1) / 2).tolist(), shares.new_tensor(weights / 2)
+
         def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
-            bend = {name.removeprefix("control/"): value for name, value in learned.items()}
             points = []
-            for s in [(index + 0.5) / self.nodes for index in range(self.nodes)]:
+            for s in places:
                 line = along(start, update, s)
-                points.append({name: value + 2 * s * (1 - s) * bend[name] for name, value in line.items()})
-            return points, _equal_shares(self.nodes, observation)
+                bends = {name: 2 * s * (1 - s) * learned[CONTROL + name] for name in line}
+                points.append({name: value + bends[name] for name, value in line.items()})
+            return points, shares
 
         _, start, _ = observed_update(observation)
-        control = {f"control/{name}": torch.zeros_like(value) for name, value in start.items()}
-        return _path(observation, shape, control, {})
+        control = {CONTROL + name: torch.zeros_like(value) for name, value in start.items()}
+        return _path(observation, shape, control, {}, ridges=_ridges(self.ridge, control))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedCurve:
+    """One node θ + d·(t·u + 2t(1−t)·c), with t, the control point's offset c and a factor d learned (NL-SME).
+
+    That is a quadratic Bézier curve from θ to θ⁺ (Xia et al. 2025). There is a c and a d for each parameter, kept near
+    0 and 1 by ``ridge``.
+    """
+
+    position: float = 0.5
+    position_rate: float = 1e-2
+    control_rate: float = 1e-3
+    factor_rate: float = 1e-4
+    ridge: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_position(self.position)
+        _check_ridge(self.ridge)
+
+    def held(self, observation: Observation) -> Held:
+        return _held(observation, 3)  # the node, and two variables as large as it, with their slopes
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
+
+        def shape(start: Update, update: Update, learned: Mapping[str, Tensor]) -> tuple[list[Update], Tensor]:
+            t, node = learned["position"], Update()
+            for name, value in start.items():
+                bend = 2 * t * (1 - t) * learned[CONTROL + name]
+                way = bend + t * update[name] if name in update else bend
+                node[name] = value + learned[FACTOR + name] * way
+            return [node], torch.ones_like(t)[None]
+
+        _, start, _ = observed_update(observation)
+        control = {CONTROL + name: torch.zeros_like(value) for name, value in start.items()}
+        factor = {FACTOR + name: torch.ones_like(value) for name, value in start.items()}
+        t = torch.tensor(self.position, dtype=observation.dtype)
+        return _path(
+            observation,
+            shape,
+            {"position": t, **control, **factor},
+            {"position": (0.0, 1.0)},
+            rates={
+                "position": self.position_rate,
+                **dict.fromkeys(control, self.control_rate),
+                **dict.fromkeys(factor, self.factor_rate),
+            },
+            ridges=_ridges(self.ridge, control) | _ridges(self.ridge, factor),
+        )
 
 
 def _path(
@@ -203,6 +286,9 @@ def _path(
     shape: Shape,
     variables: Mapping[str, Tensor],
     bounds: Mapping[str, tuple[float, float]],
+    *,
+    rates: Mapping[str, float] = NO_RATES,
+    ridges: Mapping[str, float] = NO_RATES,
 ) -> PathReplay:
     network, start, update = observed_update(observation)
     if observation.training.adaptive:
@@ -219,7 +305,18 @@ def _path(
         shape=shape,
         variables={name: value.to(observation.device) for name, value in variables.items()},
         bounds=bounds,
+        rates=rates,
+        ridges=ridges,
     )
+
+
+def _ridges(weight: float, variables: Mapping[str, Tensor]) -> dict[str, float]:
+    return dict.fromkeys(variables, weight) if weight else {}
+
+
+def _check_ridge(ridge: float) -> None:
+    if not 0 <= ridge < math.inf:
+        raise ConfigError(f"expected ridge >= 0, got ridge={ridge}")
 
 
 def _held(observation: Observation, nodes: int) -> Held:

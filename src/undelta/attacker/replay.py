@@ -56,8 +56,15 @@ class Replay(Protocol):
     def variables(self) -> Mapping[str, Tensor]:
         """What the replay itself learns, at its start; empty for most."""
 
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Adam's for some of these; the others have the method's."""
+
     def project(self, variables: Mapping[str, Tensor]) -> None:
         """Move learned variables back, in place, to where they make sense."""
+
+    def ridge(self, variables: Mapping[str, Tensor]) -> Tensor | None:
+        """A penalty on them, of which the pullback knows; None without one."""
 
     def __call__(
         self,
@@ -84,8 +91,12 @@ class Chain:
     """For each mini-batch the rates of all of its optimizer's steps along that gradient; empty: one step each."""
     known: Update = field(default_factory=dict)
     """What the update holds whatever the images are, taken out of it as it is out of the target."""
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def project(self, variables: Mapping[str, Tensor]) -> None:
+        """Nothing is learned."""
+
+    def ridge(self, variables: Mapping[str, Tensor]) -> None:
         """Nothing is learned."""
 
     def __call__(
@@ -134,6 +145,7 @@ class FreeLength:
     """Of length one."""
     variables: Mapping[str, Tensor]
     """The logarithm of the length: ``log_length``."""
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def network(self) -> Network:
@@ -146,6 +158,9 @@ class FreeLength:
     @property
     def target(self) -> Update:
         return self.chain.target
+
+    def ridge(self, variables: Mapping[str, Tensor]) -> None:
+        """None."""
 
     def project(self, variables: Mapping[str, Tensor]) -> None:
         """Any length makes sense."""

@@ -13,6 +13,7 @@ from undelta.attacker.attacks.gias import gias
 from undelta.attacker.attacks.gradinversion import gradinversion
 from undelta.attacker.attacks.idlg import idlg, idlg_fedavg
 from undelta.attacker.attacks.ig import ig
+from undelta.attacker.attacks.nl_sme import nl_sme, pi_sme
 from undelta.attacker.attacks.sapag import sapag
 from undelta.attacker.attacks.sme import sme
 from undelta.attacker.attacks.strongest import strongest
@@ -32,6 +33,8 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "geng_path": geng_path,
     "geng_gradient": geng_gradient,
     "sme": sme,
+    "nl_sme": nl_sme,
+    "pi_sme": pi_sme,
     "dlfa": dlfa,
     "analytic": analytic,
 }
@@ -52,6 +55,8 @@ __all__ = [
     "idlg",
     "idlg_fedavg",
     "ig",
+    "nl_sme",
+    "pi_sme",
     "sapag",
     "sme",
     "strongest",
