@@ -14,7 +14,6 @@ from undelta.client.datasets import Dataset, open_dataset, pick
 from undelta.client.defenses import Defense, DpSgd, check_defenses, make_defenses
 from undelta.client.private import Private
 from undelta.errors import ConfigError
-from undelta.models import build
 from undelta.models.checks import MOST_CLASSES
 from undelta.observation import Architecture, Builder, ImageSpec
 from undelta.observation.file import import_builder
@@ -153,10 +152,7 @@ class Scenario(Recipe):
 
     def make_model(self, image: ImageSpec) -> nn.Module:
         """A model with fresh weights."""
-        builder = self.builder()
-        if builder is not None:
-            return builder(**self.model_arguments)
-        return build(self.model, self.model_arguments, shape=image.shape, classes=image.classes)
+        return self.architecture.build(self.builder(), shape=image.shape, classes=image.classes)
 
     def image_spec(self, dataset: Dataset | None = None) -> ImageSpec:
         """What the model's inputs look like; the data set is opened unless it is given."""

@@ -21,7 +21,7 @@ from undelta.client.private import Private
 from undelta.errors import ConfigError
 from undelta.integrations.recorder import Recorder
 from undelta.observation import ImageSpec
-from undelta.observation.assemble import hyperparameters
+from undelta.observation.assemble import Missing, hyperparameters
 
 if TYPE_CHECKING:
     from flwr.app import Array, Context, Message, RecordDict
@@ -46,6 +46,7 @@ def record(
     clients: Collection[int] | None = None,
     rounds: Collection[int] | None = None,
     samples: str = SAMPLES,
+    missing: Missing | None = None,
     most: int = MOST,
     most_bytes: int = MOST_BYTES,
 ) -> AnyStrategy:
@@ -65,6 +66,8 @@ def record(
         clients: The nodes to record, by id; all by default.
         rounds: The rounds to record; all by default.
         samples: The metric in which a client reports how many images it trained on.
+        missing: What parameters are that a client does not return: "frozen", or "withheld" (trained, too). Needed only
+            where the model's function does not freeze them itself and ``training`` does not name those trained.
         most: Files in the directory at most.
         most_bytes: Bytes in the directory at most.
     """
@@ -76,6 +79,7 @@ def record(
         most=most,
         most_bytes=most_bytes,
         log=LOG,
+        missing=missing,
     )
     sent: dict[int, _Sent] = {}
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
@@ -129,6 +133,7 @@ class RecordOwn:
         truth: Callable[[Context], Private] | None = None,
         rounds: Collection[int] | None = None,
         samples: str = SAMPLES,
+        missing: Missing | None = None,
         most: int = MOST,
         most_bytes: int = MOST_BYTES,
     ) -> None:
@@ -142,6 +147,7 @@ class RecordOwn:
             most=most,
             most_bytes=most_bytes,
             log=LOG,
+            missing=missing,
         )
         self._training, self._truth, self._rounds = dict(training or {}), truth, rounds
         self._samples = samples
