@@ -22,7 +22,7 @@ def agic(
     depth_weight: float = 10.0,
     tv: float = 0.01,
     bn: float = 0.001,
-    labels: str = "disclosed",
+    labels: str = "auto",
 ) -> GradientMatching:
     """Match one step on a combined batch of N·E dummy images, deeper layers weighted more."""
     return GradientMatching(
