@@ -42,7 +42,7 @@ class Scenario(Recipe):
     """
 
     data: str = "photos"
-    """A named source (photos, patches, faces, digits), a folder of images, an .npz, or MNIST/CIFAR files on disk."""
+    """A named source (photos, patches, faces, digits), a folder of images, a file, hf:NAME or torchvision:NAME."""
     image_size: int | None = None
     """Side of the images; None keeps the data's own, or 32 for photographs."""
     num_samples: int = 8
