@@ -128,6 +128,16 @@ def test_what_rounding_loses_goes_to_the_largest_remainder() -> None:
     assert counts(_fill(torch.tensor([1.4, 2.0, 0.45, 0.15, *[0.0] * 6]), 4)).tolist()[:4] == [1, 2, 1, 0]
 
 
+def test_where_not_even_signs_can_tell_labels_are_optimized() -> None:
+    blind = without_labels(observe([1] * 6 + [2] * 6, CNN))
+    assert auto(blind, generator()).dtype == torch.int64  # counted
+    unscaled = replace(blind, unknown=("learning_rate",), training=replace(blind.training, learning_rate=1.0))
+    assert auto(unscaled, generator()).shape == (12, 10)
+    few = without_labels(observe([1, 2], CNN))
+    unscaled = replace(few, unknown=("learning_rate",), training=replace(few.training, learning_rate=1.0))
+    assert sorted(auto(unscaled, generator()).tolist()) == [1, 2]
+
+
 def test_granted_labels_come_back_in_orders_of_the_attackers_own() -> None:
     labels = [7, 0, 3, 9, 4, 1]
     observation = observe(labels, CNN)

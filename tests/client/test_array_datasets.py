@@ -117,7 +117,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, name: str) -> N
 
 def test_a_pipe_that_poses_as_an_npz_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data.npz")
-    with pytest.raises(DataError, match=r"neither a folder nor an \.npz file"):
+    with pytest.raises(DataError, match=r"neither a folder nor an \.npz, \.pt or \.parquet file"):
         open_dataset(str(tmp_path / "data.npz"))
 
 

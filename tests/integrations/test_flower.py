@@ -14,6 +14,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, FedProx, Strategy
+from safetensors.torch import load_file
 
 from undelta.attacker.attacks import strongest
 from undelta.client.local import train as simulate
@@ -23,6 +24,7 @@ from undelta.integrations.flower import RecordOwn, record
 from undelta.models import build
 from undelta.observation.file import digest_of, load_observation
 from undelta.seeding import stream
+from undelta.studies.single import attack_job
 
 from .federations import (
     ARGUMENTS,
@@ -173,6 +175,15 @@ def test_a_client_with_momentum_is_recorded_simulated_and_attacked(
     assert max(float((value - other[name]).abs().max()) for name, value in observation.received.items()) > 1e-2
     found = strongest(steps=60, rollout_steps=40)(replace(observation, labels=private.labels.sort().values))
     assert (score(found, private).psnr or 0) > 12  # noise is near 8 dB
+
+
+def test_a_rival_attacks_a_recorded_file_with_the_labels_that_it_infers(tmp_path: Path) -> None:
+    federate(record(FedAvg(), into=tmp_path, **HOW), rounds=1)
+    path = tmp_path / "round-1-node-11.safetensors"
+    done = attack_job(path, attack="sme", arguments={"steps": 2}, out=tmp_path / "run", seed=0)
+    assert done.status == "completed"
+    (found,) = (tmp_path / "run").glob("trials/*/reconstruction.safetensors")
+    assert sorted(load_file(found)["labels"].tolist()) == [0, 0, 1, 2]  # of four images in three classes
 
 
 def test_a_client_that_trains_otherwise_than_it_was_told_is_noticed(

@@ -28,7 +28,7 @@ SETTINGS = {"epochs": 1, "batches": 1, "lr": 0.1}
 
 
 def recorder_of(folder: Path, **bounds: int) -> Recorder:
-    limits = {"most": 16, "most_bytes": 10**9, **bounds}
+    limits: dict[str, Any] = {"most": 16, "most_bytes": 10**9, **bounds}
     log = logging.getLogger("undelta.test")
     return Recorder(into=folder, model="mlp", image=IMAGE, model_arguments=ARGUMENTS, log=log, **limits)
 

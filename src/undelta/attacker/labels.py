@@ -103,12 +103,14 @@ def auto(observation: Observation, generator: torch.Generator) -> Tensor:
     """Granted labels where there are any; else what the last layer's bias, or else its weights, tell.
 
     Where E, B or η is unknown, or steps do not grow with the gradients (Adam, clipping), only signs can be read, and
-    every label is taken to occur once.
+    every label is taken to occur once; more samples than classes cannot be, and their labels are optimized.
     """
     if observation.labels is not None:
         return disclosed(observation, generator)
     training = observation.training
     if observation.unknown or training.adaptive or training.clip_norm is not None:  # no scale: signs must do
+        if observation.num_samples > observation.image.classes:
+            return joint(observation, generator)
         return (idlg if observation.num_samples == 1 else yin)(observation, generator)
     return (dlfa if _last(observation).bias is None else bias)(observation, generator)
 

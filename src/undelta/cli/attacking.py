@@ -164,6 +164,10 @@ def observe(
     std: Annotated[str, typer.Option(metavar="NUMBERS", help="Per-channel standard deviation.")] = "1",
     loss: Annotated[str, typer.Option(help="cross_entropy or l2.")] = "cross_entropy",
     norm_mode: Annotated[str, typer.Option(help="How the client's BatchNorm ran: train or eval.")] = "train",
+    missing: Annotated[
+        str | None,
+        typer.Option(help="What parameters are that the client does not return: frozen, or withheld (trained too)."),
+    ] = None,
     labels: Annotated[
         str | None, typer.Option(metavar="FILE or NUMBERS", help="The labels, if you grant them: 0,1,1 or a file.")
     ] = None,
@@ -198,6 +202,7 @@ def observe(
         },
         labels=labels,
         out=out,
+        missing=missing,
     )
     for note in notes:
         warn(f"Note: {note}{'' if note.endswith('?') else '.'}")

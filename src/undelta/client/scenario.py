@@ -14,7 +14,6 @@ from undelta.client.datasets import Dataset, open_dataset, pick
 from undelta.client.defenses import Defense, DpSgd, check_defenses, make_defenses
 from undelta.client.private import Private
 from undelta.errors import ConfigError
-from undelta.models import build
 from undelta.models.checks import MOST_CLASSES
 from undelta.observation import Architecture, Builder, ImageSpec
 from undelta.observation.file import import_builder
@@ -43,7 +42,7 @@ class Scenario(Recipe):
     """
 
     data: str = "photos"
-    """A named source (photos, patches, faces, digits), a folder of images, an .npz, or MNIST/CIFAR files on disk."""
+    """A named source (photos, patches, faces, digits), a folder of images, a file, hf:NAME or torchvision:NAME."""
     image_size: int | None = None
     """Side of the images; None keeps the data's own, or 32 for photographs."""
     num_samples: int = 8
@@ -153,10 +152,7 @@ class Scenario(Recipe):
 
     def make_model(self, image: ImageSpec) -> nn.Module:
         """A model with fresh weights."""
-        builder = self.builder()
-        if builder is not None:
-            return builder(**self.model_arguments)
-        return build(self.model, self.model_arguments, shape=image.shape, classes=image.classes)
+        return self.architecture.build(self.builder(), shape=image.shape, classes=image.classes)
 
     def image_spec(self, dataset: Dataset | None = None) -> ImageSpec:
         """What the model's inputs look like; the data set is opened unless it is given."""

@@ -1,36 +1,33 @@
-"""Flower: record what a server sees of its clients, or a client of itself, during a real run.
+"""Flower: record what a server sees of its clients, or a client of itself, during a real run; or keep updates back.
 
 ``record`` is for the server's side, one line around any Strategy; ``RecordOwn`` is a mod for a client's own audit. Both
-write observation files, which `undelta attack` reads. They need Flower's message API (`flwr.serverapp.strategy`), but
-import nothing of it: whoever has a strategy has Flower.
+write observation files, which `undelta attack` reads. ``GuardOwn`` is a mod that fails closed. They need Flower's
+message API (`flwr.serverapp.strategy`), but import nothing of it: whoever has a strategy has Flower.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import Tensor
-
 from undelta.client.private import Private
 from undelta.errors import ConfigError
+from undelta.integrations.flower_guard import GuardOwn
+from undelta.integrations.flower_messages import LOG, SAMPLES, Sent, arrays_of, count_of, tensors_of
 from undelta.integrations.recorder import Recorder
 from undelta.observation import ImageSpec
-from undelta.observation.assemble import hyperparameters
+from undelta.observation.assemble import Missing, hyperparameters
 
 if TYPE_CHECKING:
-    from flwr.app import Array, Context, Message, RecordDict
+    from flwr.app import Context, Message, RecordDict
     from flwr.clientapp.typing import ClientAppCallable
     from flwr.serverapp.strategy import Strategy
 
 AnyStrategy = TypeVar("AnyStrategy", bound="Strategy")
-LOG = logging.getLogger("flwr.undelta")  # below Flower's own, so that it is shown where Flower's is
-SAMPLES = "num-examples"
+__all__ = ["GuardOwn", "RecordOwn", "record"]
+
 MOST = 16
 MOST_BYTES = 2**30
 
@@ -46,6 +43,7 @@ def record(
     clients: Collection[int] | None = None,
     rounds: Collection[int] | None = None,
     samples: str = SAMPLES,
+    missing: Missing | None = None,
     most: int = MOST,
     most_bytes: int = MOST_BYTES,
 ) -> AnyStrategy:
@@ -65,9 +63,17 @@ def record(
         clients: The nodes to record, by id; all by default.
         rounds: The rounds to record; all by default.
         samples: The metric in which a client reports how many images it trained on.
+        missing: What parameters are that a client does not return: "frozen", or "withheld" (trained, too). Needed only
+            where the model's function does not freeze them itself and ``training`` does not name those trained.
         most: Files in the directory at most.
         most_bytes: Bytes in the directory at most.
     """
+    if not hasattr(strategy, "configure_train"):
+        kind = f"{type(strategy).__module__}.{type(strategy).__qualname__}"
+        raise ConfigError(
+            f"expected a strategy of Flower's message API (flwr.serverapp.strategy), got {kind}, which has no "
+            "configure_train; import the strategy from there, or save both states and use `undelta observe`"
+        )
     recorder = Recorder(
         into=into,
         model=model,
@@ -76,8 +82,9 @@ def record(
         most=most,
         most_bytes=most_bytes,
         log=LOG,
+        missing=missing,
     )
-    sent: dict[int, _Sent] = {}
+    sent: dict[int, Sent] = {}
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
 
     @functools.wraps(configure)
@@ -87,7 +94,7 @@ def record(
             sent.clear()
             if (rounds is None or server_round in rounds) and recorder.has_room():
                 chosen = [message for message in messages if clients is None or message.metadata.dst_node_id in clients]
-                sent.update({message.metadata.dst_node_id: _Sent(message.content) for message in chosen})
+                sent.update({message.metadata.dst_node_id: Sent(message.content) for message in chosen})
         return messages
 
     @functools.wraps(aggregate)
@@ -129,6 +136,7 @@ class RecordOwn:
         truth: Callable[[Context], Private] | None = None,
         rounds: Collection[int] | None = None,
         samples: str = SAMPLES,
+        missing: Missing | None = None,
         most: int = MOST,
         most_bytes: int = MOST_BYTES,
     ) -> None:
@@ -142,6 +150,7 @@ class RecordOwn:
             most=most,
             most_bytes=most_bytes,
             log=LOG,
+            missing=missing,
         )
         self._training, self._truth, self._rounds = dict(training or {}), truth, rounds
         self._samples = samples
@@ -152,9 +161,9 @@ class RecordOwn:
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         recorder = self._recorder = self._recorder or self._open()
-        sent: _Sent | None = None
+        sent: Sent | None = None
         with recorder.guard():  # before training: an app may take the arrays out of the message
-            seen = _Sent(message.content)
+            seen = Sent(message.content)
             if (self._rounds is None or seen.round in self._rounds) and recorder.has_room():
                 sent = seen
         reply = call_next(message, context)
@@ -167,54 +176,17 @@ class RecordOwn:
         return reply
 
 
-class _Sent:
-    """What one client was sent: the arrays as they were then, and its configuration."""
-
-    def __init__(self, content: RecordDict) -> None:
-        self.arrays = _arrays(content, "the message")
-        # Copied: strategies write the next round into the same record.
-        self.config: dict[str, Any] = {
-            key: value for config in content.config_records.values() for key, value in config.items()
-        }
-
-    @property
-    def round(self) -> int:
-        """Strategies of the message API write it into the config."""
-        number = self.config.get("server-round", 0)
-        return number if isinstance(number, int) else 0
-
-
 def _keep(
     recorder: Recorder,
     name: str,
-    sent: _Sent,
+    sent: Sent,
     content: RecordDict,
     settings: Mapping[str, object],
     samples: str,
     private: Private | None = None,
 ) -> None:
-    metrics = {key: value for record in content.metric_records.values() for key, value in record.items()}
-    count = metrics.get(samples)
-    if not isinstance(count, int | float) or not math.isfinite(count) or count < 1 or count != int(count):
-        raise ConfigError(
-            f"expected the metric {samples!r} in the client's reply, a whole number, got {count!r} "
-            f"(its metrics are {', '.join(sorted(metrics)) or 'none'})"
-        )
-    before, after = _tensors(sent.arrays), _tensors(_arrays(content, "the reply"))
-    recorder.keep(name, before, after, settings=settings, num_samples=int(count), private=private)
-
-
-def _arrays(content: RecordDict, where: str) -> dict[str, Array]:
-    """The arrays of a message that carries one record of them."""
-    records = content.array_records
-    if len(records) != 1 and "arrays" not in records:
-        names = ", ".join(sorted(records)) or "none"
-        raise ConfigError(f"expected one record of arrays in {where}, or one called 'arrays', got {names}")
-    return dict(records["arrays"] if "arrays" in records else next(iter(records.values())))
-
-
-def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    before, after = tensors_of(sent.arrays), tensors_of(arrays_of(content, "the reply"))
+    recorder.keep(name, before, after, settings=settings, num_samples=count_of(content, samples), private=private)
 
 
 def _listed(messages: Iterable[Message]) -> list[Message]:

@@ -21,7 +21,7 @@ from undelta.client.private import Private, save_private
 from undelta.errors import ConfigError, DataError
 from undelta.files import make_folder, refused
 from undelta.observation import Architecture, ImageSpec, Observation
-from undelta.observation.assemble import count_classes, make_model, observe, training_from
+from undelta.observation.assemble import Missing, count_classes, make_model, observe, training_from
 from undelta.observation.consistency import consistency
 from undelta.observation.file import save_observation
 from undelta.schema import parse
@@ -41,7 +41,9 @@ class Recorder:
         most: int,
         most_bytes: int,
         log: logging.Logger,
+        missing: Missing | None = None,
     ) -> None:
+        self._missing = missing
         self._into, self._model, self._arguments = Path(into), model, dict(model_arguments or {})
         self._most, self._most_bytes, self._log = most, most_bytes, log
         self._image: ImageSpec | None = None
@@ -94,6 +96,7 @@ class Recorder:
             training=training,
             num_samples=num_samples,
             unknown=unknown,
+            missing=self._missing,
             names=("what was sent", "what was received"),
         )
         tensors = [*observation.initial.items(), *observation.received.items()]

@@ -7,25 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from undelta.errors import ConfigError
 from undelta.observation.checkpoint import Notes
+from undelta.observation.checks import some
 from undelta.observation.file import import_builder
-from undelta.observation.fitting import check_pair, compare_frozen, compare_steps, fit, same_precision
+from undelta.observation.fitting import check_pair, compare_frozen, compare_steps, fit, renamed, same_precision
 from undelta.observation.observation import HYPERPARAMETERS, Hyperparameter, Observation
 from undelta.observation.specs import Architecture, ImageSpec
 from undelta.schema import numbers, parse
 from undelta.seeding import global_stream
 from undelta.training import LocalTraining, Recipe, check_samples
-from undelta.updates import freeze
+from undelta.updates import State, freeze
+
+Missing: TypeAlias = Literal["frozen", "withheld"]
+"""What parameters are that a client does not return: never trained, or trained and kept to itself."""
 
 
-def make_model(architecture: Architecture, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The named model, to compare states with; its weights do not matter."""
-    with global_stream("rebuild"):
+def make_model(
+    architecture: Architecture, *, shape: tuple[int, int, int], classes: int, draw: str = "rebuild"
+) -> nn.Module:
+    """The named model, to compare states with; its weights do not matter. Another ``draw`` gives other random ones."""
+    with global_stream(draw):
         return architecture.build(import_builder(architecture.name), shape=shape, classes=classes)
 
 
@@ -39,7 +46,10 @@ def count_classes(model: nn.Module, shape: tuple[int, int, int]) -> int:
         raise ConfigError(f"the model refuses an image of shape {shape} ({reason}); give the right shape") from problem
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise ConfigError(f"expected the model to return logits of shape (1, classes) for one image, got {found}")
+        raise ConfigError(
+            f"expected the model to return logits of shape (1, classes) for one image, or an object with such .logits, "
+            f"got {found}"
+        )
     return logits.shape[1]
 
 
@@ -130,12 +140,14 @@ def observe(
     model_arguments: Mapping[str, object] | None = None,
     labels: Tensor | None = None,
     unknown: Sequence[Hyperparameter] = (),
+    missing: Missing | None = None,
     names: tuple[str, str] = ("before", "after"),
 ) -> tuple[Observation, Notes]:
     """What a server saw of one client, from the state that it sent and the one that it received.
 
     Args:
-        before: What the client was sent; all of the model's state.
+        before: What the client was sent; all of the model's state. What is frozen may be missing if the model is your
+            own and its function loads it.
         after: What it returned; buffers and frozen parameters may be missing.
         model: A built-in model, or ``package.module:function``: it is imported, since you name it.
         image: What the model's inputs look like.
@@ -144,6 +156,7 @@ def observe(
         model_arguments: For the model's function.
         labels: Their multiset, if you grant it; sorted here.
         unknown: Hyperparameters that the server does not know.
+        missing: What other parameters are that ``after`` lacks; by default, such a state is refused.
         names: What messages call the two states.
 
     Returns:
@@ -151,12 +164,14 @@ def observe(
     """
     architecture = Architecture(name=model, arguments=dict(model_arguments or {}))
     network = make_model(architecture, shape=image.shape, classes=image.classes)
+    training = _trained(training, after, network, missing, names[1])
     freeze(network, training.trained)
     found = count_classes(network, image.shape)
     if found != image.classes:
         raise ConfigError(f"the model gives {found} logits, but {image.classes} classes were named")
-    initial, notes = fit(before, network, where=names[0])
-    received, more = fit(after, network, where=names[1], received=True)
+    own = _own(before, network, architecture, image, names[0])
+    initial, notes = fit(before, network, where=names[0], own=own)
+    received, more = fit(after, network, where=names[1], received=True, withheld=missing == "withheld")
     initial, received = same_precision(initial, received)
     check_pair(initial, received, network, names)
     notes += [*more, *compare_frozen(initial, received, network)]
@@ -174,3 +189,38 @@ def observe(
         builder=import_builder(model),
     )
     return observation, notes
+
+
+def _trained(
+    training: LocalTraining, after: Mapping[str, Tensor], model: nn.Module, missing: Missing | None, where: str
+) -> LocalTraining:
+    """With the names of what was returned as those of what was trained, if the rest is said to be frozen."""
+    if missing is None:
+        return training
+    if missing not in get_args(Missing):
+        raise ConfigError(f"expected missing to be {' or '.join(get_args(Missing))}, got {missing!r}")
+    if training.trained:
+        raise ConfigError("expected trained or missing, got both; leave one out: trained says what is frozen")
+    sent = renamed(after, model, where, Notes())
+    names = [name for name, value in model.named_parameters() if value.requires_grad]
+    returned = tuple(name for name in names if name in sent)
+    whole = missing == "withheld" or len(returned) in (0, len(names))
+    return training if whole else replace(training, trained=returned)
+
+
+def _own(
+    before: Mapping[str, Tensor], model: nn.Module, architecture: Architecture, image: ImageSpec, where: str
+) -> State | None:
+    """What the model's own function loads, if the state lacks frozen parameters; refuses what it draws at random."""
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    absent = model.state_dict().keys() - trained - renamed(before, model, where, Notes()).keys()
+    if not architecture.custom or not absent & {name for name, _ in model.named_parameters()}:
+        return None
+    again = make_model(architecture, shape=image.shape, classes=image.classes, draw="again").state_dict()
+    own = model.state_dict()
+    if drawn := [name for name in absent if not torch.equal(own[name], again[name])]:
+        raise ConfigError(
+            f"{where} lacks {some(drawn)}, which is frozen, and {architecture.name} draws it at random; "
+            "save all of the model's state, or let that function load the weights that clients have"
+        )
+    return own

@@ -24,19 +24,34 @@ COUNTER = "num_batches_tracked"
 _POSITION = re.compile(r"(?:arr_)?(\d+)\Z")
 
 
-def fit(found: Mapping[str, Tensor], model: nn.Module, *, where: str, received: bool = False) -> tuple[State, Notes]:
+def fit(
+    found: Mapping[str, Tensor],
+    model: nn.Module,
+    *,
+    where: str,
+    received: bool = False,
+    withheld: bool = False,
+    own: State | None = None,
+) -> tuple[State, Notes]:
     """A state under the model's own names, in float32 or float64; raises if it is that of another model.
 
-    A client may keep its buffers to itself (``received``), and sends no frozen parameters; the server knows all that it
-    sent.
+    A client may keep its buffers to itself (``received``), and sends no frozen parameters; ``withheld`` lets it keep
+    any. The server knows all that it sent; what is frozen and not in its file may be the model's ``own``.
     """
     expected, notes = model.state_dict(), Notes()
-    found = _renamed(found, model, where, notes)
+    found = renamed(found, model, where, notes)
     buffers = {name for name, _ in model.named_buffers()}
     frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
     # Checkpoints of old versions lack counters, which only a BatchNorm without momentum reads.
     counters = {name for name in expected if name.rpartition(".")[2] == COUNTER}
-    _check_names(found, expected, buffers | frozen if received else counters, where)
+    if received:
+        optional = set(expected) if withheld else buffers | frozen
+    else:
+        optional = counters | (frozen | buffers if own is not None and frozen - found.keys() else set())
+    if own is not None and (taken := (expected.keys() - found.keys()) & optional - counters):
+        found = {**{name: own[name] for name in taken}, **found}
+        notes.append(f"{where}: no {some(taken)}; taken from the model's function, as the weights that clients have")
+    _check_names(found, expected, optional, where)
     state: State = {}
     coarse = set()
     for name, like in expected.items():
@@ -69,8 +84,8 @@ def fit(found: Mapping[str, Tensor], model: nn.Module, *, where: str, received: 
     return state, notes
 
 
-def _renamed(found: Mapping[str, Tensor], model: nn.Module, where: str, notes: Notes) -> dict[str, Tensor]:
-    """The state under the model's names, if wrappers added prefixes or arrays came as a list."""
+def renamed(found: Mapping[str, Tensor], model: nn.Module, where: str, notes: Notes) -> dict[str, Tensor]:
+    """The state under the model's names, if wrappers added prefixes, PEFT shortened them or arrays came as a list."""
     expected = model.state_dict()
     names = {name: name.replace("_orig_mod.", "") for name in found}
     if any(old != new for old, new in names.items()):
@@ -80,6 +95,10 @@ def _renamed(found: Mapping[str, Tensor], model: nn.Module, where: str, notes: N
         if strange and names and all(name.startswith(prefix) for name in names.values()):
             names = {old: new.removeprefix(prefix) for old, new in names.items()}
             notes.append(f"{where}: removed {prefix!r} from the names")
+    short = {name.replace(".modules_to_save.default", "").replace(".default", ""): name for name in expected}
+    if any(new not in expected and new in short for new in names.values()):
+        names = {old: new if new in expected else short.get(new, new) for old, new in names.items()}
+        notes.append(f"{where}: names of a PEFT adapter, taken for those of the adapter 'default'")
     positions = {old: _POSITION.match(new) for old, new in names.items()}
     order = {old: int(match[1]) for old, match in positions.items() if match}
     parameters = [name for name, _ in model.named_parameters()]
@@ -91,10 +110,10 @@ def _renamed(found: Mapping[str, Tensor], model: nn.Module, where: str, notes: N
     ):
         names = {old: listed[position] for old, position in order.items()}
         notes.append(f"{where}: arrays without names, taken in the model's order")
-    renamed = {names[old]: tensor for old, tensor in found.items()}
-    if len(renamed) < len(found):
+    state = {names[old]: tensor for old, tensor in found.items()}
+    if len(state) < len(found):
         raise ObservationError(f"{where}: two entries have one name after the prefixes are removed")
-    return renamed
+    return state
 
 
 def _check_names(found: Mapping[str, Tensor], expected: State, optional: set[str], where: str) -> None:
@@ -109,7 +128,10 @@ def _check_names(found: Mapping[str, Tensor], expected: State, optional: set[str
     elif not found.keys() & expected.keys():
         hint = "no name fits; is it the state of another model?"
     elif not strange:
-        hint = "save all of model.state_dict(), buffers included, or say which parameters are trained (trained)"
+        hint = (
+            "save all of model.state_dict(), buffers included; or say which parameters are trained (trained), or what "
+            "those are that the client does not return (missing): frozen or withheld"
+        )
     else:
         hint = "is it the state of another model, or of other model arguments?"
     raise ObservationError(f"{where} does not fit the model: {' and '.join(problems)}; {hint}")

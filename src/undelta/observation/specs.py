@@ -75,6 +75,15 @@ class Architecture:
         if builder is None:
             return build(self.name, self.arguments, shape=shape, classes=classes)
         try:
-            return builder(**self.arguments)
+            model = builder(**self.arguments)
         except TypeError as problem:
             raise ConfigError(f"the model {self.name!r} refuses its arguments: {problem}") from problem
+        if _logits not in model._forward_hooks.values():
+            model.register_forward_hook(_logits)
+        return model
+
+
+def _logits(model: nn.Module, inputs: object, output: object) -> Tensor | None:
+    """The logits of a model that returns them among other things, as those of transformers do; else no change."""
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return found if isinstance(found, Tensor) else None

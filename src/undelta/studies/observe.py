@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from undelta.errors import ConfigError
 from undelta.files import make_way
 from undelta.models import MODELS
 from undelta.observation import Architecture, ImageSpec, together
-from undelta.observation.assemble import count_classes, make_model, observe, training_from
+from undelta.observation.assemble import Missing, count_classes, make_model, observe, training_from
 from undelta.observation.checkpoint import Notes, read_checkpoint
 from undelta.observation.consistency import consistency
 from undelta.observation.file import digest_of, load_observation, save_observation
@@ -35,6 +35,7 @@ def observe_job(
     training: Mapping[str, object],
     labels: str | None,
     out: Path,
+    missing: str | None = None,
 ) -> Notes:
     """Read, check and fit two checkpoints, and write what the server saw; returns notes for the user."""
     for path in (before, after):
@@ -60,6 +61,7 @@ def observe_job(
         num_samples=num_samples,
         labels=None if labels is None else _labels(labels),
         unknown=unknown,
+        missing=cast("Missing | None", missing),
         names=(str(before), str(after)),
     )
     save_observation(observation, out)

@@ -24,7 +24,7 @@ def agic(
     tv: float = 0.01,
     bn: float = 0.001,
     average: bool = True,
-    labels: str = "disclosed",
+    labels: str = "auto",
 ) -> GradientMatching:
     """Match one step on a combined batch of N·E dummy images, deeper layers weighted more.
 

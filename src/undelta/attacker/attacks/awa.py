@@ -40,7 +40,7 @@ SETTINGS: dict[str, Setting] = {
         q="family", position="middle", steps=1000, learning_rate=1.0, schedule=cosine_decay, tv=0.03, labels="auto"
     ),
     "paper": Setting(
-        q="paper", position=0.0, steps=10_000, learning_rate=0.1, schedule=three_step, tv=0.01, labels="disclosed"
+        q="paper", position=0.0, steps=10_000, learning_rate=0.1, schedule=three_step, tv=0.01, labels="auto"
     ),
 }
 

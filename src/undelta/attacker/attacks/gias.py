@@ -25,7 +25,7 @@ def gias(
     weight_rate: float = 1e-3,
     tv: float = 1e-6,
     position: float = 0.0,
-    labels: str = "disclosed",
+    labels: str = "auto",
 ) -> Phases:
     """Search a generator's latent space, then its weights, image by image.
 

@@ -32,7 +32,7 @@ def idlg_fedavg(
     learning_rate: float = 0.1,
     tv: float = 0.01,
     bn: float = 0.001,
-    labels: str = "disclosed",
+    labels: str = "auto",
 ) -> GradientMatching:
     """IDLG as the AWA paper runs it on FedAvg: all E epochs unrolled with random mini-batch orders, unweighted."""
     return GradientMatching(

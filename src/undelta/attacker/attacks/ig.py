@@ -16,7 +16,7 @@ def ig(
     learning_rate: float = 0.1,
     tv: float = 0.01,
     unroll: bool = False,
-    labels: str = "disclosed",
+    labels: str = "auto",
     restarts: int = 1,
 ) -> GradientMatching | Restarts:
     """Match the update's direction with the gradient at θ, or with all local steps unrolled."""

@@ -26,7 +26,7 @@ def nl_sme(
     control_rate: float = 1e-3,
     factor_rate: float = 1e-4,
     ridge: float = 0.01,
-    labels: str = "disclosed",
+    labels: str = "auto",
 ) -> GradientMatching:
     """One gradient at a learned point of a learned curve."""
     curve = LearnedCurve(
@@ -47,7 +47,7 @@ def pi_sme(
     nodes: int = 3,
     control_rate: float = 1e-3,
     ridge: float = 0.01,
-    labels: str = "disclosed",
+    labels: str = "auto",
 ) -> GradientMatching:
     """Gradients along a learned curve, integrated."""
     curve = QuadraticPath(nodes=nodes, gauss=True, ridge=ridge)

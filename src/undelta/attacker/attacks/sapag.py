@@ -16,7 +16,7 @@ def sapag(
     steps: int = 1_000,
     learning_rate: float = 0.1,
     tv: float = 0.01,
-    labels: str = "disclosed",
+    labels: str = "auto",
 ) -> GradientMatching:
     """Match one gradient at θ through kernels as wide as each layer's own variance, late layers weighted more.
 

@@ -16,7 +16,7 @@ def sme(
     tv: float = 0.01,
     position: float = 0.5,
     position_rate: float = 1e-3,
-    labels: str = "disclosed",
+    labels: str = "auto",
 ) -> GradientMatching:
     """Match the update's direction with one gradient of a surrogate model, whose position is learned."""
     return GradientMatching(

@@ -23,10 +23,10 @@ from undelta.client.datasets.dataset import (
     Statistics,
     read_array,
 )
-from undelta.errors import DataError
+from undelta.errors import DataError, ObservationError
 from undelta.files import check_unpacked
 from undelta.models.checks import MOST_CLASSES
-from undelta.observation.checkpoint import read_arrays
+from undelta.observation.checkpoint import read_arrays, read_checkpoint
 
 # Fixed names, not patterns: a folder of a million pictures is then not listed to find out that it is one.
 _IDX_IMAGES = [
@@ -77,9 +77,42 @@ def open_npz(path: Path) -> Dataset:
         )
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(f"{str(path)!r}: expected integer labels (M,), got {labels.dtype} {labels.shape}.")
+    return _plain_arrays(path, images, labels)
+
+
+def open_tensors(path: Path) -> Dataset:
+    """A PyTorch file of `images` and `labels`; only tensors are unpickled.
+
+    Images are uint8, or floats in [0, 1], which are rounded to 8 bits: (M, H, W), (M, C, H, W) or (M, H, W, C).
+    """
+    try:
+        tensors, _ = read_checkpoint(path)
+    except ObservationError as problem:
+        raise DataError(str(problem)) from problem
+    if not {"images", "labels"} <= tensors.keys():
+        raise DataError(f"{str(path)!r}: expected tensors images and labels, got {', '.join(tensors) or 'neither'}.")
+    images, labels = tensors["images"], tensors["labels"]
+    if images.is_floating_point():
+        if not images.numel() or not torch.isfinite(images).all() or images.min() < 0 or images.max() > 1:
+            raise DataError(f"{str(path)!r}: expected floats in [0, 1], before normalization, got others.")
+        images = (images * 255).round().to(torch.uint8)
+    if images.dim() == 3:
+        images = images[:, None]
+    if images.dim() == 4 and images.shape[1] in (1, 3):
+        images = images.permute(0, 2, 3, 1)
+    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
+        raise DataError(
+            f"{str(path)!r}: expected images (M, H, W), (M, C, H, W) or (M, H, W, C) with 1 or 3 channels, uint8 or "
+            f"floats in [0, 1], got {images.dtype} {tuple(images.shape)}."
+        )
+    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
+        raise DataError(f"{str(path)!r}: expected integer labels (M,), got {labels.dtype} {tuple(labels.shape)}.")
+    return _plain_arrays(path, images.contiguous().numpy(), labels.numpy())
+
+
+def _plain_arrays(path: Path, images: npt.NDArray[np.uint8], labels: npt.NDArray[Any]) -> Dataset:
     color = CIFAR10 if images.shape[1:3] == (32, 32) else IMAGENET
-    statistics = GREY if images.shape[-1] == 1 else color
-    return array_dataset(path.name, images, labels, classes=1, statistics=statistics)
+    return array_dataset(path.name, images, labels, classes=1, statistics=GREY if images.shape[-1] == 1 else color)
 
 
 def open_idx(folder: Path) -> Dataset | None:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -81,7 +82,7 @@ def open_pictures(folder: Path) -> Dataset:
     return color_dataset(folder.name, torch.tensor(labels), classes=classes, read=partial(_read_file, files))
 
 
-def read_picture(path: Path, side: int) -> Tensor:
+def read_picture(path: Path | BinaryIO, side: int) -> Tensor:
     """Open, turn upright (EXIF), crop to the central square and resize: (3, side, side) in [0, 1]."""
     try:
         with warnings.catch_warnings():
