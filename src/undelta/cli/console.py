@@ -18,6 +18,7 @@ from rich.text import Text
 from undelta.cli.app import printable
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
+    from undelta.studies.bound import Bounded
     from undelta.studies.comparison import Compared
     from undelta.studies.containment import Found
     from undelta.studies.tuning.outcome import Tuned
@@ -115,6 +116,31 @@ def print_floors(columns: Mapping[str, Sequence[float | None]]) -> None:
         mean = f"{statistics.fmean(known):.5f}" if known else MISSING
         rows.append((name, mean, f"{min(known):.2g} to {max(known):.2g}" if len(known) > 1 else ""))
     _print_table(("replay", "mismatch at the truth", "spread"), rows, words=("replay",), fold=("replay",))
+
+
+def print_bounds(found: Sequence[Bounded]) -> None:
+    """A row for each seed and noise."""
+    rows = [
+        (
+            str(one.seed),
+            f"{sigma:.3g}",
+            f"{sigma / one.update_rms:.2g}" if one.update_rms else MISSING,
+            f"{ceiling.mean:.1f}",
+            f"{ceiling.error:.1f}",
+            f"{ceiling.gap:.1f}",
+            f"{max(ceiling.psnr):.1f}",
+            f"{statistics.fmean(linear):.1f}",
+            f"{one.spectrum.fixed(sigma) / one.spectrum.directions:.0%}",
+            _number(one.headroom(ceiling), ".1f"),
+        )
+        for one in found
+        for sigma, ceiling, linear in zip(one.sigmas, one.ceilings, one.linear, strict=True)
+    ]
+    titles = ["seed", "noise", "of update", "bound", "error", "gap", "highest", "linear", "fixed"]
+    titles += ["headroom"] if any(one.reached for one in found) else []
+    cut = [row[: len(titles)] for row in rows]
+    spare = ("fixed", "linear", "highest")
+    _print_table(titles, cut, words=(), spare=spare, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 COLORS = {

@@ -112,8 +112,7 @@ def sent(update: Update, observation: Observation, defenses: Sequence[Defense]) 
                 raise ConfigError(f"expected defenses that act on the update as a map and noise, got {name}")
     if not sources:
         bits = torch.finfo(observation.dtype).bits
-        sources.append(f"rounding to float{bits} alone")
-        notes.append("rounding is taken as independent noise, one rounding for each step")
+        sources.append(f"rounding to float{bits} alone, taken as independent noise in every step")
     rounding = _rounding(update, observation)
     deviations = {name: (value + rounding[name]).sqrt() for name, value in variance.items()}
     return Sent(deviation=deviations, source=" and ".join(sources), maps=tuple(maps), notes=tuple(notes))
