@@ -129,7 +129,7 @@ def test_a_linear_model_has_its_closed_form() -> None:
     assert found.mean == pytest.approx(-10 * math.log10(error), abs=3 * found.error + found.gap)
     assert 0 < found.error < 0.2
     # And the reconstruction is the posterior mean: x̂ = m + K (J (x − m) + n).
-    pictures = linear_reconstruction(whitened, private.images, products=30)
+    pictures = linear_reconstruction(whitened, private.images, products=64)
     noise = torch.randn(10, generator=_noise(), dtype=torch.float64)
     deviation = (private.images.double() - prior.mean).flatten()
     expected = prior.mean.flatten() + gain @ (slope @ deviation + sigma * noise)
@@ -164,9 +164,10 @@ def test_the_estimate_is_that_of_dense_linear_algebra(sigma: float) -> None:
 def test_few_products_err_on_the_safe_side_and_more_close_the_gap() -> None:
     jacobian, _, _ = small()
     whitened = Whitened(jacobian=jacobian, sent=noisy(jacobian.update, 1e-4), prior=prior_of(SMALL))
-    few, more = (ceilings(whitened, products=count)[0] for count in (3, 12))
-    assert few.mean > more.mean > more.mean_settled > few.mean_settled
+    few, more = (ceilings(whitened, products=count)[0] for count in (5, 30))
+    assert few.mean > more.mean + 0.1
     assert few.gap > 2 * more.gap
+    assert few.mean_settled < more.mean
 
 
 def test_an_update_that_says_nothing_leaves_the_prior() -> None:
@@ -175,7 +176,7 @@ def test_an_update_that_says_nothing_leaves_the_prior() -> None:
     nothing = sent(jacobian.update, observation, replace(SMALL, defenses=({"defense": "pure_noise"},)).protection)
     (found,) = ceilings(Whitened(jacobian=jacobian, sent=nothing, prior=prior))
     assert found.psnr == pytest.approx([-10 * math.log10(prior.variance)] * 2)
-    assert found.products == 2
+    assert found.products == 4
     assert found.error < 1e-12  # signs in the prior's basis have no variance there
 
 

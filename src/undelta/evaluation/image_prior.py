@@ -42,7 +42,7 @@ class ImagePrior:
         colors = torch.linalg.eigh(pixels @ pixels.T / pixels.shape[1]).eigenvectors
         flat = ImagePrior(mean=mean, colors=colors, variances=torch.ones_like(images[0]))
         powers = flat.coefficients(images - mean).square().mean(0)
-        return ImagePrior(mean=mean, colors=colors, variances=_over_rings(powers).clamp_min(LEAST))
+        return ImagePrior(mean=mean, colors=colors, variances=over_rings(powers).clamp_min(LEAST))
 
     def of_each(self, images: Tensor) -> ImagePrior:
         """The same, but that each image's own power spectrum is known: more than an attacker has.
@@ -51,7 +51,7 @@ class ImagePrior:
         """
         own = self.coefficients(images.double() - self.mean).square()
         count = _rings(self.variances)[1].to(own)
-        known = (_over_rings(own) * count + self.variances * SEEN) / (count + SEEN)
+        known = (over_rings(own) * count + self.variances * SEEN) / (count + SEEN)
         return ImagePrior(mean=self.mean, colors=self.colors, variances=known.clamp_min(LEAST))
 
     @property
@@ -89,7 +89,7 @@ def _cosines(side: int, like: Tensor) -> Tensor:
     return waves
 
 
-def _over_rings(powers: Tensor) -> Tensor:
+def over_rings(powers: Tensor) -> Tensor:
     """Each power replaced by the mean of those of about the same frequency; the mean color has a ring of its own."""
     rings, sizes = _rings(powers)
     flat = powers.flatten(-2)  # (..., C, H·W)

@@ -56,6 +56,14 @@ class Krylov:
         values, vectors = self.ritz()
         return self.norm * (vectors @ (vectors[0] * scale / (scale + values)))
 
+    @property
+    def first_product(self) -> Tensor:
+        """A b, (n,), as the first column of T has it."""
+        product = self.diagonal[0] * self.basis[0]
+        if len(self.basis) > 1:
+            product = product + self.beside[0] * self.basis[1]
+        return product * self.norm
+
     def cut(self, steps: int) -> Krylov:
         """What was found after so many products."""
         return Krylov(

@@ -63,11 +63,7 @@ def spectrum(
         signs = torch.randint(0, 2, (size,), generator=stream("evaluation", "spectrum", seed, probe)) * 2.0 - 1
         start = signs.to(jacobian.std)
         space = resumed(gram, start, products, f"spectrum {probe}", keep)
-        # The first column of T holds the first product, of which each image's part is a trace of its own block.
-        first = space.diagonal[0] * space.basis[0]
-        if len(space.basis) > 1:
-            first = first + space.beside[0] * space.basis[1]
-        parts = (start * first * space.norm).view(count, -1).sum(1)
+        parts = (start * space.first_product).view(count, -1).sum(1)  # each a trace of the image's own block, about
         sensitivity += (parts.cpu() / (size // count)).clamp_min(0) / probes
         found.append(space)
     steps = min(len(space.diagonal) for space in found)

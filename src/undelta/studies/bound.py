@@ -143,7 +143,7 @@ def bound_job(
         }
         path = None if out is None else out / f"products-seed-{seed}.safetensors"
         keep = Kept(path, about, partial(_tell, told, index, len(seeds), products), device_of(device))
-        prior, words = _prior(scenario, seed, public)
+        prior, words = prior_of(scenario, seed, public)
         prior = prior.of_each(private.images) if own_spectra else prior
         words = f"{words}; each image's own power spectrum is granted" if own_spectra else words
         observation = observation.to(device_of(device))
@@ -205,23 +205,21 @@ class _Case:
         notes: tuple[str, ...],
         reached: Reached | None,
     ) -> Bounded:
-        """All that is found with about a fifth of the products for singular values, a fifth for pictures."""
+        """All that is found: six tenths of the products for the bound, two for pictures, two for singular values."""
         count = len(self.images)
         if sigmas:
             channel = channel.alone("noise as given, on every entry")
         scales = tuple(sigmas) or (1.0,)
         whitened = Whitened(jacobian=self.jacobian, sent=channel, prior=self.prior)
         probes = max(2, 1 + -(-4 // count))
-        found = ceilings(
-            whitened, scales=scales, probes=probes, products=products * 3 // 5 // probes, seed=seed, keep=self.keep
-        )
+        each = max(2, products * 6 // (10 * probes * len(scales)))
+        found = ceilings(whitened, scales=scales, probes=probes, products=each, seed=seed, keep=self.keep)
         linear = []
         for scale, ceiling in zip(scales, found, strict=True):
-            each = max(8, products // 5 // len(scales))
+            each = max(2, products // 5 // len(scales))
             pictures = linear_reconstruction(
                 whitened, self.images, scale=scale, products=each, seed=seed, keep=self.keep
-            )
-            pictures = pictures.cpu()  # not clamped: the range of pixels is more than a Gaussian prior knows
+            ).cpu()  # not clamped: the range of pixels is more than a Gaussian prior knows
             linear.append(tuple(psnr(pictures, self.images.double()).tolist()))
             words = f"deviation {scale:.3g}" if sigmas else channel.source
             caption = f"the best linear reconstruction, {words}: bound {ceiling.mean:.1f} dB"
@@ -244,7 +242,7 @@ class _Case:
         )
 
 
-def _prior(scenario: Scenario, seed: int, public: str | None) -> tuple[ImagePrior, str]:
+def prior_of(scenario: Scenario, seed: int, public: str | None) -> tuple[ImagePrior, str]:
     """A prior of images that the client does not have, and in words, what it was fitted to."""
     channels, side, _ = scenario.image_spec().shape
     if public is None or origin_of(public) == origin_of(scenario.data):
