@@ -137,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=("grid", "attacks", "demo"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--products", type=int, default=60, help="for each of two probes")
+    parser.add_argument("--products", type=int, default=24, help="for each of two probes")
     parser.add_argument("--noise", type=float, nargs="+", default=list(NOISE))
     parser.add_argument("--names", nargs="+", choices=list(ATTACKERS), default=list(ATTACKERS))
     parser.add_argument("--out", type=Path, required=True)

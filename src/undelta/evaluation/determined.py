@@ -137,13 +137,12 @@ class Scaled:
         The last two quarters of the products, continued as a geometric series; no more than Gauss-Radau allows.
         """
         count = len(found.diagonal)
-        if found.ended:
-            return 0.0
-        if count < 4:
-            return math.inf
-        half, most, all_ = (found.cut(steps).bounds(self.least)[0] for steps in (count // 2, count * 3 // 4, count))
-        rate = min(0.99, (all_ - most) / max(most - half, 1e-300))
-        return min((all_ - most) * rate / (1 - rate), found.bounds(self.least)[1] - all_) / all_
+        low, high = found.bounds(self.least)
+        if found.ended or count < 4:
+            return (high - low) / low
+        half, most = (found.cut(steps).bounds(self.least)[0] for steps in (count // 2, count * 3 // 4))
+        rate = min(0.99, (low - most) / max(most - half, 1e-300))
+        return min((low - most) * rate / (1 - rate), high - low) / low
 
     def enough(self, found: Krylov) -> bool:
         return len(found.diagonal) >= FEWEST and self.left(found) < TIGHT
