@@ -134,6 +134,9 @@ def test_a_linear_model_has_its_closed_form() -> None:
     deviation = (private.images.double() - prior.mean).flatten()
     expected = prior.mean.flatten() + gain @ (slope @ deviation + sigma * noise)
     assert torch.allclose(pictures.flatten(), expected, atol=1e-9)
+    # Without products it is the prior's mean: nothing of the truth goes in beside what was sent.
+    early = linear_reconstruction(whitened, private.images, products=1)
+    assert (early - prior.mean).norm() < (pictures - prior.mean).norm()
 
 
 def _noise() -> torch.Generator:

@@ -32,8 +32,8 @@ def bound(
         typer.Option(metavar="DATA", help="Public images for the prior; by default, held-out images of the source."),
     ] = None,
     own_spectra: Annotated[
-        bool, typer.Option("--own-spectra", help="Grant attackers the power spectrum of each private image.")
-    ] = False,
+        bool, typer.Option(help="Grant attackers the power spectrum of each private image, or that of public ones.")
+    ] = True,
     products: Annotated[int, typer.Option(min=20, help="Products with the Jacobian; more close the gap.")] = 200,
     run: Annotated[
         Path | None, typer.Option(help="Results of attacks on the same updates, to compare with the bound.")
@@ -82,32 +82,30 @@ def _sentences(found: Sequence[Bounded]) -> Iterator[str]:
 
     first = found[0]
     yield (
-        "PSNR in dB. bound: what no attack can be expected to exceed, the mean over images, with its statistical error "
-        "and the gap that more --products might close. highest: that of one image. linear: what the best linear "
-        "estimate of these very images scores. fixed: the share of directions in pixel space known to within 0.1."
+        "PSNR in dB. least MSE: of the least mean squared error. bound: what no attack's mean PSNR can be expected "
+        "to exceed, with its statistical error and the gap that more --products might close. highest: that of one "
+        "image. linear: what the best linear estimate scores, with one draw of the noise. fixed: the share of "
+        "directions in pixel space that are known to within 0.1."
     )
     yield f"Noise: {first.noise}; in the table, its deviation, and that over the update's root mean square."
     yield f"Prior: {first.prior}. Its mean alone scores {first.prior_psnr:.1f} dB."
     for one in found:
-        for ceiling in one.ceilings:
-            yield _claim(one, ceiling)
+        for ceiling, linear in zip(one.ceilings, one.linear, strict=True):
+            yield _claim(one, ceiling, statistics.fmean(linear))
     yield "Assumptions:"
     yield from (f"- {words}." for words in ASSUMPTIONS)
-    pairs = [pair for one in found for pair in zip(one.ceilings, one.linear, strict=True)]
-    if any(statistics.fmean(linear) > ceiling.mean + 2 * ceiling.error for ceiling, linear in pairs):
-        yield (
-            "The linear estimate exceeds the bound: these images are smoother than those of the prior, over which the "
-            "bound is a mean. --own-spectra grants attackers each image's power spectrum, and bounds these very images."
-        )
     yield from (f"Note: {note}." for note in dict.fromkeys(note for one in found for note in one.notes))
 
 
-def _claim(one: Bounded, ceiling: Ceiling) -> str:
+def _claim(one: Bounded, ceiling: Ceiling, linear: float) -> str:
     noise = "" if len(one.ceilings) == 1 else f", noise {ceiling.scale:.3g}"
     if ceiling.gap > 1:
-        said = f"the bound is between {ceiling.mean_settled:.1f} and {ceiling.mean:.1f} dB; more --products tell"
+        low, high = ceiling.mean_typical - ceiling.gap, ceiling.mean_typical
+        said = f"the bound is between about {low:.1f} and {high:.1f} dB; more --products tell"
     else:
-        said = f"no attack can be expected to exceed about {ceiling.mean:.1f} dB"
+        said = f"no attack can be expected to exceed about {ceiling.mean_typical:.1f} dB"
+    if linear > ceiling.mean_typical + 2 * ceiling.error:
+        said = f"{said} on such images, and {linear:.1f} dB on these very ones, which the linear estimate scores"
     headroom = one.headroom(ceiling)
     if one.reached is not None and headroom is not None:
         reached = f"the strongest attack here, {one.reached.attack}, reached {one.reached.psnr:.1f}"

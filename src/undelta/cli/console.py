@@ -126,9 +126,10 @@ def print_bounds(found: Sequence[Bounded]) -> None:
             f"{sigma:.3g}",
             f"{sigma / one.update_rms:.2g}" if one.update_rms else MISSING,
             f"{ceiling.mean:.1f}",
+            f"{ceiling.mean_typical:.1f}",
             f"{ceiling.error:.1f}",
             f"{ceiling.gap:.1f}",
-            f"{max(ceiling.psnr):.1f}",
+            f"{max(ceiling.typical):.1f}",
             f"{statistics.fmean(linear):.1f}",
             f"{one.spectrum.fixed(sigma) / one.spectrum.directions:.0%}",
             _number(one.headroom(ceiling), ".1f"),
@@ -136,7 +137,7 @@ def print_bounds(found: Sequence[Bounded]) -> None:
         for one in found
         for sigma, ceiling, linear in zip(one.sigmas, one.ceilings, one.linear, strict=True)
     ]
-    titles = ["seed", "noise", "of update", "bound", "error", "gap", "highest", "linear", "fixed"]
+    titles = ["seed", "noise", "of update", "least MSE", "bound", "error", "gap", "highest", "linear", "fixed"]
     titles += ["headroom"] if any(one.reached for one in found) else []
     cut = [row[: len(titles)] for row in rows]
     spare = ("fixed", "linear", "highest")

@@ -17,7 +17,7 @@ from undelta.errors import DataError
 
 LEAST = (1 / 255) ** 2 / 12  # the variance of a pixel's rounding to 256 levels: no image has less
 FEWEST = 16  # images to fit a prior to
-SEEN = 4.0  # coefficients that a prior's variance counts for, beside an image's own
+SEEN = 1.0  # coefficients that a prior's variance counts for, beside an image's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +47,13 @@ class ImagePrior:
     def of_each(self, images: Tensor) -> ImagePrior:
         """The same, but that each image's own power spectrum is known: more than an attacker has.
 
-        Rings of few coefficients are mixed with the prior's, as if that had been seen in `SEEN` coefficients.
+        The logarithms of each ring's powers are mixed with the prior's, as if that had been seen in `SEEN`
+        coefficients: rings of few say little.
         """
-        own = self.coefficients(images.double() - self.mean).square()
+        own = over_rings(self.coefficients(images.double() - self.mean).square()).clamp_min(LEAST)
         count = _rings(self.variances)[1].to(own)
-        known = (over_rings(own) * count + self.variances * SEEN) / (count + SEEN)
-        return ImagePrior(mean=self.mean, colors=self.colors, variances=known.clamp_min(LEAST))
+        known = (own.log() * count + self.variances.log() * SEEN) / (count + SEEN)
+        return ImagePrior(mean=self.mean, colors=self.colors, variances=known.exp())
 
     @property
     def variance(self) -> float:

@@ -80,7 +80,7 @@ class Bounded:
 
     def headroom(self, ceiling: Ceiling) -> float | None:
         """What attackers have not reached yet, in dB."""
-        return None if self.reached is None else ceiling.mean - self.reached.psnr
+        return None if self.reached is None else ceiling.mean_typical - self.reached.psnr
 
 
 Told = Callable[[int, int], None]
@@ -93,7 +93,7 @@ def bound_job(
     seeds: Sequence[int] = (0,),
     sigmas: Sequence[float] = (),
     public: str | None = None,
-    own_spectra: bool = False,
+    own_spectra: bool = True,
     products: int = 200,
     initial: str | None = None,
     run: Path | None = None,
@@ -110,7 +110,8 @@ def bound_job(
         sigmas: Deviations of Gaussian noise on every entry of the update, in place of the scenario's own noise.
         public: A source of images for the prior; by default, images of the scenario's source that no client has, or
             public photographs where those are too few.
-        own_spectra: Whether attackers are granted the power spectrum of each private image.
+        own_spectra: Whether attackers are granted the power spectrum of each private image, without which the bound is
+            a mean over images, smooth and busy ones alike.
         products: How many products with JᵀJ a seed may cost.
         initial: Weights to start from, instead of those the scenario names.
         run: A directory with attacks on the same updates, to compare with.
@@ -222,7 +223,7 @@ class _Case:
             ).cpu()  # not clamped: the range of pixels is more than a Gaussian prior knows
             linear.append(tuple(psnr(pictures, self.images.double()).tolist()))
             words = f"deviation {scale:.3g}" if sigmas else channel.source
-            caption = f"the best linear reconstruction, {words}: bound {ceiling.mean:.1f} dB"
+            caption = f"the best linear reconstruction, {words}: bound {ceiling.mean_typical:.1f} dB"
             self.rows.append((caption, pictures))
         size = inner(self.jacobian.update, self.jacobian.update)
         entries = sum(value.numel() for value in self.jacobian.update.values())
