@@ -15,6 +15,7 @@ from undelta.studies import products
 from undelta.studies.bound import bound_job
 from undelta.studies.scoring import score_job
 from undelta.studies.single import attack_job, simulate_job
+from undelta.trials.bound_file import read_bound
 
 TOML = """
 data = "digits"
@@ -37,24 +38,27 @@ def scenario(tmp_path: Path) -> Path:
 def test_more_noise_leaves_less_and_the_files_hold_what_is_returned(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "bound"
     counts: list[tuple[int, int]] = []
-    (found,) = bound_job(
+    found = bound_job(
         scenario, sigmas=(1e-3, 1e-1), products=30, out=out, told=lambda done, total: counts.append((done, total))
     )
-    low, high = found.ceilings
-    assert low.mean > high.mean > found.prior_psnr - 1
+    low, high = found.rows
+    assert low.bound > high.bound > found.prior_psnr - 2
+    assert low.sigma == 1e-3
+    assert low.fixed >= high.fixed
     assert 0 < counts[-1][0] <= counts[-1][1] == 30
     assert sorted(path.name for path in out.iterdir()) == ["bound-seed-0.png", "bound.json"]
-    (written,) = json.loads((out / "bound.json").read_text())["seeds"]
-    assert written["ceilings"][0]["psnr"] == list(low.psnr)
-    assert written["spectrum"]["fixed"][0] >= written["spectrum"]["fixed"][1]
+    written = read_bound(out)
+    assert written is not None
+    assert written.rows == found.rows
+    assert json.loads((out / "bound.json").read_text())["rows"][0]["images"] == list(low.images)
 
 
 def test_a_defense_is_the_noise_and_seeds_differ(scenario: Path) -> None:
-    given = [one.ceilings[0].mean for one in bound_job(scenario, sigmas=(0.01,), products=20, seeds=(0, 1))]
+    given = [row.bound for row in bound_job(scenario, sigmas=(0.01,), products=20, seeds=(0, 1)).rows]
     scenario.write_text(TOML + NOISE)
     found = bound_job(scenario, products=20, seeds=(0, 1))
-    assert "noise defense" in found[0].noise
-    assert [one.ceilings[0].mean for one in found] == pytest.approx(given, abs=1e-6)
+    assert "noise defense" in found.noise
+    assert [row.bound for row in found.rows] == pytest.approx(given, abs=1e-6)
     assert given[0] != given[1]
 
 
@@ -82,8 +86,8 @@ def test_a_stopped_command_resumes_to_the_same_numbers(
         scenario, sigmas=(1e-3,), products=20, out=tmp_path / "out", told=lambda done, total: counts.append(done)
     )
     assert counts[0] == 8
-    assert again[0].ceilings == whole[0].ceilings
-    assert again[0].linear == whole[0].linear
+    assert again.rows == whole.rows
+    assert again.spectra == whole.spectra
     assert not kept.exists()
 
 
@@ -92,10 +96,11 @@ def test_headroom_is_what_the_strongest_attack_left(scenario: Path, tmp_path: Pa
     simulate_job(scenario, observation_path=seen, truth_path=truth, seed=0)
     attack_job(seen, attack="awa", arguments={"steps": 2}, out=tmp_path / "run", seed=0)
     (record,) = score_job(tmp_path / "run", truth_path=truth)
-    (found,) = bound_job(scenario, sigmas=(1e-3,), products=20, run=tmp_path / "run")
-    assert found.reached is not None
-    assert found.reached.psnr == record.psnr
-    assert found.headroom(found.ceilings[0]) == found.ceilings[0].mean_typical - found.reached.psnr
+    (row,) = bound_job(scenario, sigmas=(1e-3,), products=20, run=tmp_path / "run").rows
+    assert row.reached is not None
+    assert row.reached == record.psnr
+    assert row.headroom == row.bound - row.reached
+    assert f"awa, reached {row.reached:.1f}" in row.text
     with pytest.raises(DataError, match="no scored attack on this scenario's update"):
         bound_job(scenario, seeds=(1,), sigmas=(1e-3,), products=20, run=tmp_path / "run")
 

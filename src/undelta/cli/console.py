@@ -18,10 +18,10 @@ from rich.text import Text
 from undelta.cli.app import printable
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
-    from undelta.studies.bound import Bounded
     from undelta.studies.comparison import Compared
     from undelta.studies.containment import Found
     from undelta.studies.tuning.outcome import Tuned
+    from undelta.trials.bound_file import Bounded
     from undelta.trials.judgment import Judgment
     from undelta.trials.record import Record
     from undelta.trials.tradeoff import Tradeoff
@@ -118,30 +118,25 @@ def print_floors(columns: Mapping[str, Sequence[float | None]]) -> None:
     _print_table(("replay", "mismatch at the truth", "spread"), rows, words=("replay",), fold=("replay",))
 
 
-def print_bounds(found: Sequence[Bounded]) -> None:
+def print_bounds(rows: Sequence[Bounded]) -> None:
     """A row for each seed and noise."""
-    rows = [
-        (
-            str(one.seed),
-            f"{sigma:.3g}",
-            f"{sigma / one.update_rms:.2g}" if one.update_rms else MISSING,
-            f"{ceiling.mean:.1f}",
-            f"{ceiling.mean_typical:.1f}",
-            f"{ceiling.error:.1f}",
-            f"{ceiling.gap:.1f}",
-            f"{max(ceiling.typical):.1f}",
-            f"{statistics.fmean(linear):.1f}",
-            f"{one.spectrum.fixed(sigma) / one.spectrum.directions:.0%}",
-            _number(one.headroom(ceiling), ".1f"),
-        )
-        for one in found
-        for sigma, ceiling, linear in zip(one.sigmas, one.ceilings, one.linear, strict=True)
-    ]
-    titles = ["seed", "noise", "of update", "least MSE", "bound", "error", "gap", "highest", "linear", "fixed"]
-    titles += ["headroom"] if any(one.reached for one in found) else []
-    cut = [row[: len(titles)] for row in rows]
-    spare = ("fixed", "linear", "highest")
-    _print_table(titles, cut, words=(), spare=spare, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    columns = {
+        "seed": [str(row.seed) for row in rows],
+        "noise": [f"{row.sigma:.3g}" for row in rows],
+        "of update": [f"{row.sigma / row.update_rms:.2g}" if row.update_rms else MISSING for row in rows],
+        "least MSE": [f"{row.least_mse:.1f}" for row in rows],
+        "bound": [f"{row.bound:.1f}" for row in rows],
+        "error": [f"{row.error:.1f}" for row in rows],
+        "gap": [f"{row.gap:.1f}" for row in rows],
+        "highest": [f"{max(row.images):.1f}" for row in rows],
+        "linear": [f"{row.mean_linear:.1f}" for row in rows],
+        "fixed": [f"{row.fixed:.0%}" for row in rows],
+        "headroom": [_number(row.headroom, ".1f") for row in rows],
+    }
+    shown = {title: cells for title, cells in columns.items() if set(cells) != {MISSING}}
+    cells = list(zip(*shown.values(), strict=True))
+    spare = ("fixed", "least MSE", "highest", "linear")
+    _print_table(tuple(shown), cells, words=(), spare=spare, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 COLORS = {

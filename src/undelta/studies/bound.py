@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,22 @@ from undelta.client.datasets.public import public_photographs
 from undelta.client.defenses import DpSgd
 from undelta.client.disclose import disclose_with_secrets
 from undelta.client.local import LocalRun
-from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.engine import MEMORY
 from undelta.engine.devices import device_of
 from undelta.errors import ConfigError, DataError
-from undelta.evaluation.determined import ASSUMPTIONS, Ceiling, Whitened, ceilings, linear_reconstruction
+from undelta.evaluation.determined import ASSUMPTIONS, Whitened, ceilings, linear_reconstruction
 from undelta.evaluation.image_prior import FEWEST, ImagePrior
 from undelta.evaluation.jacobian import Jacobian, batches_of
 from undelta.evaluation.metrics import psnr
-from undelta.evaluation.sent import Sent, sent
+from undelta.evaluation.sent import sent
 from undelta.evaluation.spectrum import Spectrum, spectrum
 from undelta.files import make_folder, to_json, write_bytes
 from undelta.observation import Observation
 from undelta.observation.file import digest_of
 from undelta.seeding import stream
 from undelta.studies.products import Kept
+from undelta.trials.bound_file import BOUND, Bounded, BoundFile
 from undelta.trials.config import load_scenario
 from undelta.trials.directory import RunDirectory
 from undelta.trials.pictures import write_sheet
@@ -43,44 +44,6 @@ from undelta.updates import difference, inner
 
 PUBLIC = 200  # images that a prior is fitted to, at most
 DIFFERENT = 1e-2  # of an update: a replay that is further off does not describe the training
-RESULTS = "bound.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reached:
-    """The strongest attack on the same update, among those that were run."""
-
-    attack: str
-    psnr: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounded:
-    """What one seed's update determines."""
-
-    seed: int
-    noise: str
-    """Where the noise is from."""
-    sigmas: tuple[float, ...]
-    """Its deviation on an entry of the update, root mean square, for each ceiling."""
-    update_rms: float
-    """That of the update's own entries."""
-    prior: str
-    """What the prior was fitted to."""
-    prior_psnr: float
-    """Of the prior's mean: what is known without any update."""
-    surprise: tuple[float, ...]
-    """How far each image is from the prior: about one where it fits, less for smooth images."""
-    ceilings: tuple[Ceiling, ...]
-    linear: tuple[tuple[float, ...], ...]
-    """PSNR of each image's linear reconstruction, for each ceiling."""
-    spectrum: Spectrum
-    reached: Reached | None
-    notes: tuple[str, ...]
-
-    def headroom(self, ceiling: Ceiling) -> float | None:
-        """What attackers have not reached yet, in dB."""
-        return None if self.reached is None else ceiling.mean_typical - self.reached.psnr
 
 
 Told = Callable[[int, int], None]
@@ -101,8 +64,8 @@ def bound_job(
     device: str = "auto",
     memory: int = MEMORY,
     told: Told | None = None,
-) -> list[Bounded]:
-    """The bound for each seed.
+) -> BoundFile:
+    """The bound for each seed and each size of the noise.
 
     Args:
         scenario_path: A scenario as TOML.
@@ -130,7 +93,7 @@ def bound_job(
         raise ConfigError("expected one client and one observed round, got a scenario with several")
     if out is not None:
         make_folder(out)
-    found = []
+    rows, spectra, notes, source, words, variance = list[Bounded](), list[dict[str, Any]](), list[str](), "", "", 1.0
     for index, seed in enumerate(seeds):
         private = scenario.draw(seed)
         observation, secrets = disclose_with_secrets(private, scenario, seed=seed)
@@ -145,22 +108,45 @@ def bound_job(
         path = None if out is None else out / f"products-seed-{seed}.safetensors"
         keep = Kept(path, about, partial(_tell, told, index, len(seeds), products), device_of(device))
         prior, words = prior_of(scenario, seed, public)
-        prior = prior.of_each(private.images) if own_spectra else prior
-        words = f"{words}; each image's own power spectrum is granted" if own_spectra else words
+        if own_spectra:
+            prior, words = prior.of_each(private.images), f"{words}; each image's own power spectrum is granted"
         observation = observation.to(device_of(device))
         batches = batches_of(_orders(scenario, secrets[0], seed), scenario.training.sizes(len(private)))
         jacobian = Jacobian.at(private, observation, batches, memory=memory)
-        case = _Case(jacobian, private, observation, prior.to(observation.device), words, keep)
         channel = sent(jacobian.update, observation, scenario.protection)
-        notes = (*channel.notes, *_notes(scenario, jacobian, observation))
-        bounded = case.bounded(channel, sigmas, products, seed, notes, _reached(run, observation))
+        channel = channel.alone("noise as given, on every entry") if sigmas else channel
+        case = _Case(
+            whitened=Whitened(jacobian=jacobian, sent=channel, prior=prior.to(observation.device)),
+            images=private.images,
+            seed=seed,
+            products=products,
+            keep=keep,
+        )
+        pictures = [("private originals", private.images)]
+        attack, reached = _reached(run, observation)
+        for row, picture in case.rows(sigmas):
+            rows.append(replace(row, attack=attack, reached=reached))
+            pictures.append((f"best linear reconstruction, noise {row.sigma:.3g}: bound {row.bound:.1f} dB", picture))
+        spectra.append(case.spectrum)
+        notes += [*channel.notes, *_notes(scenario, jacobian, observation)]
+        source, variance = channel.source, prior.variance
         if out is not None:
-            write_sheet(out / f"bound-seed-{seed}.png", case.rows)
+            write_sheet(out / f"bound-seed-{seed}.png", pictures)
             keep.drop()
-        found.append(bounded)
+    found = BoundFile(
+        scenario=describe_scenario(scenario),
+        noise=source,
+        prior=words,
+        prior_psnr=-10 * math.log10(variance),
+        assumptions=ASSUMPTIONS,
+        notes=tuple(dict.fromkeys(notes)),
+        rows=tuple(rows),
+        spectra=tuple(spectra),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        versions=versions(),
+    )
     if out is not None:
-        report = {"about": about, "versions": versions(), "assumptions": ASSUMPTIONS}
-        write_bytes(out / RESULTS, to_json({**report, "seeds": [described(one) for one in found]}))
+        write_bytes(out / BOUND, to_json(found))
     return found
 
 
@@ -169,78 +155,67 @@ def _tell(told: Told | None, index: int, seeds: int, products: int, done: int) -
         told(index * products + min(done, products), seeds * products)
 
 
-def described(bounded: Bounded) -> dict[str, Any]:
-    """The bound as plain values, for JSON."""
-    values = asdict(replace(bounded, spectrum=None))  # type: ignore[arg-type]
-    found = bounded.spectrum
-    top = found.leading[0]
-    decades = [top * 10.0**-power for power in range(1, 13)]
-    values["spectrum"] = {
-        "leading": found.leading,
-        "smallest_at_most": found.smallest,
-        "sensitivity": found.sensitivity,
-        "directions": found.directions,
-        "entries": found.entries,
-        "above": [{"singular_value": value, "directions": found.above(value)} for value in decades if top > 0],
-        "fixed": [found.fixed(sigma) for sigma in bounded.sigmas],
-    }
-    return values
-
-
+@dataclass(frozen=True, kw_only=True)
 class _Case:
-    """One seed's client, ready for its products."""
+    """One seed's client: six tenths of its products are for the bound, two for pictures, two for singular values."""
 
-    def __init__(
-        self, jacobian: Jacobian, private: Private, observation: Observation, prior: ImagePrior, words: str, keep: Kept
-    ) -> None:
-        self.jacobian, self.images, self.observation = jacobian, private.images, observation
-        self.prior, self.words, self.keep = prior, words, keep
-        self.rows: list[tuple[str, Tensor]] = [("private originals", private.images)]
+    whitened: Whitened
+    images: Tensor
+    seed: int
+    products: int
+    keep: Kept
 
-    def bounded(
-        self,
-        channel: Sent,
-        sigmas: Sequence[float],
-        products: int,
-        seed: int,
-        notes: tuple[str, ...],
-        reached: Reached | None,
-    ) -> Bounded:
-        """All that is found: six tenths of the products for the bound, two for pictures, two for singular values."""
-        count = len(self.images)
-        if sigmas:
-            channel = channel.alone("noise as given, on every entry")
-        scales = tuple(sigmas) or (1.0,)
-        whitened = Whitened(jacobian=self.jacobian, sent=channel, prior=self.prior)
-        probes = max(2, 1 + -(-4 // count))
-        each = max(2, products * 6 // (10 * probes * len(scales)))
-        found = ceilings(whitened, scales=scales, probes=probes, products=each, seed=seed, keep=self.keep)
-        linear = []
+    def rows(self, sigmas: Sequence[float]) -> Iterator[tuple[Bounded, Tensor]]:
+        """The bound and the linear reconstruction for each size of the noise, or for the client's own."""
+        jacobian, scales = self.whitened.jacobian, tuple(sigmas) or (1.0,)
+        entries = sum(value.numel() for value in jacobian.update.values())
+        probes = max(2, 1 + -(-4 // len(self.images)))
+        each = max(2, self.products * 6 // (10 * probes * len(scales)))
+        found = ceilings(self.whitened, scales=scales, probes=probes, products=each, seed=self.seed, keep=self.keep)
         for scale, ceiling in zip(scales, found, strict=True):
-            each = max(2, products // 5 // len(scales))
-            pictures = linear_reconstruction(
-                whitened, self.images, scale=scale, products=each, seed=seed, keep=self.keep
+            picture = linear_reconstruction(
+                self.whitened,
+                self.images,
+                scale=scale,
+                products=max(2, self.products // 5 // len(scales)),
+                seed=self.seed,
+                keep=self.keep,
             ).cpu()  # not clamped: the range of pixels is more than a Gaussian prior knows
-            linear.append(tuple(psnr(pictures, self.images.double()).tolist()))
-            words = f"deviation {scale:.3g}" if sigmas else channel.source
-            caption = f"the best linear reconstruction, {words}: bound {ceiling.mean_typical:.1f} dB"
-            self.rows.append((caption, pictures))
-        size = inner(self.jacobian.update, self.jacobian.update)
-        entries = sum(value.numel() for value in self.jacobian.update.values())
-        return Bounded(
-            seed=seed,
-            noise=channel.source,
-            sigmas=tuple(sigmas) or (channel.size,),
-            update_rms=math.sqrt(float(size) / entries),
-            prior=self.words,
-            prior_psnr=-10 * math.log10(self.prior.variance),
-            surprise=tuple(self.prior.surprise(self.images.to(self.observation.device)).tolist()),
-            ceilings=found,
-            linear=tuple(linear),
-            spectrum=spectrum(self.jacobian, products=products // 10, seed=seed, keep=self.keep),
-            reached=reached,
-            notes=notes,
-        )
+            sigma = scale * self.whitened.sent.size
+            row = Bounded(
+                seed=self.seed,
+                sigma=sigma,
+                update_rms=math.sqrt(float(inner(jacobian.update, jacobian.update)) / entries),
+                least_mse=ceiling.mean,
+                bound=ceiling.mean_typical,
+                error=ceiling.error,
+                gap=ceiling.gap,
+                images=ceiling.typical,
+                linear=tuple(psnr(picture, self.images.double()).tolist()),
+                fixed=self._spectrum.fixed(sigma) / self._spectrum.directions,
+                products=ceiling.products,
+            )
+            yield row, picture
+
+    @cached_property
+    def _spectrum(self) -> Spectrum:
+        return spectrum(self.whitened.jacobian, products=self.products // 10, seed=self.seed, keep=self.keep)
+
+    @property
+    def spectrum(self) -> dict[str, Any]:
+        """The singular values as plain values, with the number of directions above each power of ten."""
+        found = self._spectrum
+        below = [found.leading[0] * 10.0**-power for power in range(1, 13)]
+        return {
+            "seed": self.seed,
+            "leading": found.leading,
+            "smallest_at_most": found.smallest,
+            "sensitivity": found.sensitivity,
+            "directions": found.directions,
+            "entries": found.entries,
+            "above": [{"singular_value": value, "directions": found.above(value)} for value in below],
+            "surprise": self.whitened.prior.surprise(self.images.to(self.whitened.root.device)).tolist(),
+        }
 
 
 def prior_of(scenario: Scenario, seed: int, public: str | None) -> tuple[ImagePrior, str]:
@@ -284,13 +259,13 @@ def _notes(scenario: Scenario, jacobian: Jacobian, observation: Observation) -> 
     return notes
 
 
-def _reached(run: Path | None, observation: Observation) -> Reached | None:
-    """The strongest attack in a directory on this very update."""
+def _reached(run: Path | None, observation: Observation) -> tuple[str | None, float | None]:
+    """The strongest attack in a directory on this very update, and its PSNR."""
     if run is None:
-        return None
+        return None, None
     digest = digest_of(observation)
     records = [one for one in RunDirectory(run).records() if one.observation == digest and one.psnr is not None]
     if not records:
         raise DataError(f"{run}: no scored attack on this scenario's update with this seed")
     best = max(records, key=lambda one: one.psnr or 0.0)
-    return Reached(attack=best.attack, psnr=best.psnr or 0.0)
+    return best.attack, best.psnr
