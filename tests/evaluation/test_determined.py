@@ -129,7 +129,7 @@ def test_a_linear_model_has_its_closed_form() -> None:
     assert found.mean == pytest.approx(-10 * math.log10(error), abs=3 * found.error + found.gap)
     assert 0 < found.error < 0.2
     # And the reconstruction is the posterior mean: x̂ = m + K (J (x − m) + n).
-    pictures = linear_reconstruction(whitened, private.images, products=64)
+    pictures = linear_reconstruction(whitened, private.images, products=64, tight=0)
     noise = torch.randn(10, generator=_noise(), dtype=torch.float64)
     deviation = (private.images.double() - prior.mean).flatten()
     expected = prior.mean.flatten() + gain @ (slope @ deviation + sigma * noise)
@@ -191,7 +191,7 @@ def test_the_linear_reconstruction_goes_from_the_truth_to_the_prior_s_mean() -> 
         whitened = Whitened(jacobian=jacobian, sent=noisy(jacobian.update, sigma), prior=prior)
         pictures = linear_reconstruction(whitened, private.images, products=20)
         errors.append(float((pictures - private.images).square().mean()))
-    assert errors[0] < 1e-9
+    assert errors[0] < 1e-4
     assert errors[0] < errors[1] < errors[2]
     assert torch.allclose(pictures, prior.mean.expand_as(pictures), atol=1e-6)
 

@@ -33,7 +33,8 @@ def bound(
         typer.Option(metavar="DATA", help="Public images for the prior; by default, held-out images of the source."),
     ] = None,
     own_spectra: Annotated[
-        bool, typer.Option(help="Grant attackers the power spectrum of each private image, or that of public ones.")
+        bool,
+        typer.Option(help="Whether attackers know each private image's power spectrum, or only that of public ones."),
     ] = True,
     products: Annotated[int, typer.Option(min=20, help="Products with the Jacobian; more close the gap.")] = 200,
     run: Annotated[

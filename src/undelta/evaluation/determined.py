@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -155,8 +156,9 @@ class Scaled:
         rate = min(0.99, (low - most) / max(most - half, 1e-300))
         return min((low - most) * rate / (1 - rate), high - low) / low
 
-    def enough(self, found: Krylov) -> bool:
-        return len(found.diagonal) >= FEWEST and self.left(found) < TIGHT
+    def enough(self, found: Krylov, tight: float = TIGHT) -> bool:
+        """Whether no more than this share is missing."""
+        return len(found.diagonal) >= FEWEST and self.left(found) < tight
 
 
 def scaled(whitened: Whitened, scale: float, *, seed: int = 0, keep: Keep | None = None) -> Scaled:
@@ -240,6 +242,7 @@ def linear_reconstruction(
     *,
     scale: float = 1.0,
     products: int = 30,
+    tight: float = TIGHT / 20,
     seed: int = 0,
     keep: Keep | None = None,
 ) -> Tensor:
@@ -254,6 +257,7 @@ def linear_reconstruction(
     seen = whitened.push(whitened.prior.whitened(images.to(device, torch.float64)))
     seen = {name: value / scale**2 + noise[name] / scale for name, value in seen.items()}
     problem = scaled(whitened, scale, seed=seed, keep=keep)
-    found = resumed(problem, problem.start(whitened.pull(seen)), products, f"picture {scale!r}", keep)
+    enough = partial(problem.enough, tight=tight)
+    found = resumed(problem, problem.start(whitened.pull(seen)), products, f"picture {scale!r}", keep, enough)
     coefficients = whitened.root * problem.solution(found).view(whitened.jacobian.shape)
     return whitened.prior.mean + whitened.prior.deviations(coefficients)
