@@ -128,6 +128,12 @@ def test_a_linear_model_has_its_closed_form() -> None:
     assert found.gap < 0.1
     assert found.mean == pytest.approx(-10 * math.log10(error), abs=3 * found.error + found.gap)
     assert 0 < found.error < 0.2
+    # The mean PSNR of errors that are distributed as the posterior's.
+    root = torch.linalg.cholesky(covariance - gain @ slope @ covariance + 1e-12 * torch.eye(64, dtype=torch.float64))
+    draws = root @ torch.randn(64, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean = float((-10 * torch.log10(draws.square().mean(0))).mean())
+    assert mean - -10 * math.log10(error) > 0.2
+    assert found.mean_typical - found.mean == pytest.approx(mean - -10 * math.log10(error), rel=0.3)
     # And the reconstruction is the posterior mean: x̂ = m + K (J (x − m) + n).
     pictures = linear_reconstruction(whitened, private.images, products=64, tight=0)
     noise = torch.randn(10, generator=_noise(), dtype=torch.float64)

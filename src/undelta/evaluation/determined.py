@@ -89,7 +89,7 @@ class Whitened:
 
     @property
     def root(self) -> Tensor:
-        """S, which is diagonal, (C, H, W)."""
+        """S, which is diagonal, (C, H, W) or (N, C, H, W)."""
         return self.prior.variances.sqrt()
 
     @property
