@@ -29,19 +29,27 @@ class Kept:
         self.path, self.about, self.count = path, about, count
         self.device = device
         self.spaces: dict[str, Krylov] = {}
+        self.taken: dict[str, int] = {}
         self.last = time.monotonic()
         if path is not None and path.is_file():
             tensors, metadata = read_tensors(path, kind="products", error=DataError)
             if metadata.get("about") == about:
-                names = metadata["names"]
+                names = metadata.get("names")
+                parts = ("norm", "diagonal", "beside", "basis")
+                expected = {f"{i} {key}" for i in range(len(names or [])) for key in parts}
+                if not isinstance(names, list) or set(tensors) != expected:
+                    raise DataError(f"{path}: not what a bound resumes from; remove it")
                 self.spaces = {name: self._read(tensors, index) for index, name in enumerate(names)}
+                self.taken = {name: len(space.diagonal) for name, space in self.spaces.items()}
 
     def load(self, name: str) -> Krylov | None:
         return self.spaces.get(name)
 
     def save(self, name: str, found: Krylov) -> None:
-        self.spaces[name] = found
-        self.count(sum(len(space.diagonal) for space in self.spaces.values()))
+        self.taken[name] = len(found.diagonal)
+        self.count(sum(self.taken.values()))
+        if self.path is not None or len(found.diagonal) == 1:  # single products are asked for again
+            self.spaces[name] = found
         if self.path is not None and time.monotonic() - self.last >= self.SECONDS:
             self.write()
 
