@@ -102,7 +102,6 @@ def measure(
                 "gap": ceiling.gap,
                 "images": ceiling.typical,
                 "linear": statistics.fmean(psnr(pictures, private.images.double()).tolist()),
-                "fixed": values and values.fixed(rms * size) / values.directions,
                 "products": ceiling.products,
             }
         )

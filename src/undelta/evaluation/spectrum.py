@@ -41,12 +41,30 @@ class Spectrum:
     """(P, k), the share of all directions that each stands for: the density, by each of P random starts."""
 
     def above(self, value: float) -> float:
-        """The number of directions with singular values above this one, about."""
-        return float((self.weights * (self.nodes > value)).sum(1).mean()) * self.directions
+        """The number of directions with singular values above this one, about.
+
+        At a node, half of its weight counts (the truth is between none and all of it); between nodes, on a logarithmic
+        scale, the count is interpolated.
+        """
+        shares = [_share(nodes, weights, value) for nodes, weights in zip(self.nodes, self.weights, strict=True)]
+        return sum(shares) / len(shares) * self.directions
 
     def fixed(self, deviation: float) -> float:
         """The number of directions that an update with this noise fixes to within `FIXED`, about."""
         return self.above(deviation / FIXED)
+
+
+def _share(nodes: Tensor, weights: Tensor, value: float) -> float:
+    """The share of directions above a value, from nodes that rise."""
+    if value < float(nodes[0]):
+        return 1.0
+    if value >= float(nodes[-1]):
+        return 0.0
+    after = int((nodes <= value).sum())  # the first node above it
+    counted = weights.flip(0).cumsum(0).flip(0) - weights / 2
+    low, high = (max(float(node), 1e-300) for node in nodes[after - 1 : after + 1])
+    part = math.log(max(value, 1e-300) / low) / math.log(high / low) if high > low else 1.0
+    return float(counted[after - 1] + part * (counted[after] - counted[after - 1]))
 
 
 def spectrum(
