@@ -1,7 +1,9 @@
 """What updates determine, over noise, N, B, E and networks, and attacks beside the bound.
 
     python benchmarks/bound.py grid attacks --out docs/results/bound.json
-    python benchmarks/bound.py demo --noise 1 --products 12 --out docs/results/bound-demo.json
+    python benchmarks/bound.py signs --out docs/results/bound-signs.json
+    python benchmarks/bound.py demo --noise 1 --products 12 --names strongest "awa, tv 0.1" \\
+        --out docs/results/bound-demo.json
 
 Noise is in units of the root mean square of the update's entries, so that updates of different lengths compare.
 """
@@ -121,6 +123,28 @@ def measure(
     }
 
 
+def redrawn(scenario: Scenario, seed: int, noise: float, *, products: int, draws: int = 4) -> dict[str, Any]:
+    """The linear estimate's PSNR of the true images, and of images with their spectra and random signs, image by image.
+
+    J is that of the true images for all of them.
+    """
+    private = scenario.draw(seed)
+    observation, secrets = disclose_with_secrets(private, scenario, seed=seed)
+    jacobian = Jacobian.at(private, observation, batches_of(secrets[0].orders, scenario.training.sizes(len(private))))
+    prior = prior_of(scenario, seed, None)[0].of_each(private.images)
+    entries = sum(value.numel() for value in jacobian.update.values())
+    sigma = noise * math.sqrt(float(inner(jacobian.update, jacobian.update)) / entries)
+    whitened = Whitened(jacobian=jacobian, sent=sent(jacobian.update, observation, ()).alone("given"), prior=prior)
+    truth, scores = private.images.double(), []
+    for draw in range(draws + 1):
+        signs = whitened.signs(torch.Generator().manual_seed(draw)) if draw else 1.0
+        images = prior.mean + prior.deviations(prior.coefficients(truth - prior.mean) * signs)
+        pictures = linear_reconstruction(whitened, images, scale=sigma, products=products, seed=draw)
+        scores.append(psnr(pictures, images).tolist())
+    (ceiling,) = ceilings(whitened, scales=[sigma], products=products, seed=seed)
+    return {"seed": seed, "noise": noise, "bound": ceiling.typical, "true": scores[0], "redrawn": scores[1:]}
+
+
 def attacked(scenario: Scenario, seed: int, sigma: float, names: Sequence[str]) -> dict[str, float]:
     """What attacks reach on the update with this noise."""
     noisy = replace(scenario, defenses=({"defense": "noise", "scale": sigma},))
@@ -135,7 +159,7 @@ def attacked(scenario: Scenario, seed: int, sigma: float, names: Sequence[str]) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=("grid", "attacks", "demo"))
+    parser.add_argument("parts", nargs="+", choices=("grid", "attacks", "demo", "signs"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--products", type=int, default=24, help="for each of two probes")
     parser.add_argument("--noise", type=float, nargs="+", default=list(NOISE))
@@ -151,6 +175,9 @@ def main() -> None:
                 cell = measure(scenario, seed, noise, products=options.products, own_spectra=True)
                 content.setdefault("grid", []).append({"case": name, **cell})
                 print(name, [(row["noise"], round(row["typical"], 2)) for row in cell["rows"]], flush=True)
+        if "signs" in options.parts:
+            content.setdefault("signs", []).append(redrawn(SMALL, seed, 1.0, products=options.products))
+            print(content["signs"][-1], flush=True)
         for part, scenario in (("attacks", SMALL), ("demo", DEMO)):
             if part in options.parts:
                 for own in (False, True):
