@@ -82,6 +82,7 @@ def sent(update: Update, observation: Observation, defenses: Sequence[Defense]) 
             case Clipping():
                 update, variance, map_ = _clipped(defense, update, variance)
                 maps.append(map_)
+                notes.append("singular values and the update's size are those before clipping")
             case Noise():
                 deviation = defense.scale * (1.0 if defense.bound is None else defense.bound)
                 variance = _plus(variance, deviation**2)

@@ -36,9 +36,9 @@ class Spectrum:
     entries: int
     """Of the update."""
     nodes: Tensor = field(repr=False)
-    """(P, k), singular values, and"""
+    """(P, k), singular values, from each of P random starts."""
     weights: Tensor = field(repr=False)
-    """(P, k), the share of all directions that each stands for: the density, by each of P random starts."""
+    """(P, k), the share of all directions that each stands for: the density."""
 
     def above(self, value: float) -> float:
         """The number of directions with singular values above this one, about.
