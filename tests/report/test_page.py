@@ -237,6 +237,26 @@ def test_the_history_of_tuning_is_shown_where_there_is_one(page: Page, audit: Au
     assert '<th scope="row">conv</th><td class="number">1.00</td>' in text
 
 
+def test_the_bound_is_shown_where_there_is_one(page: Page, audit: AuditCopy) -> None:
+    assert 'id="bound"' not in page.source
+    row = {"seed": 0, "sigma": 0.01, "update_rms": 0.02, "least_mse": 16.5, "bound": 17.0, "error": 0.2, "gap": 0.1}
+    more = {"images": [17.0], "linear": [16.0], "fixed": 0.2, "products": 40, "attack": "awa", "reached": 15.0}
+    values = {
+        "scenario": {"data": "photos", "num_samples": 8, "model": "cnn"},
+        "noise": "the noise defense",
+        "prior": "public <b>images</b>",
+        "prior_psnr": 11.0,
+        "assumptions": ["local"],
+        "rows": [{**row, **more}],
+    }
+    (audit.path / "bound.json").write_text(json.dumps(values))
+    text = write_report(audit.path).read_text()
+    assert "no attack can be expected to exceed about 17.0 dB; the strongest attack here, awa, reached 15.0" in text
+    assert "2.0 dB are left to attackers" in text
+    assert "public &lt;b&gt;images" in text
+    assert "8 images of photos" in text
+
+
 # What records say is text
 
 

@@ -6,7 +6,13 @@ import sys
 
 import typer
 
-from undelta.cli import attacking, auditing, showing, tuning  # noqa: F401  (they add their commands to the application)
+from undelta.cli import (  # noqa: F401  (they add their commands to the application)
+    attacking,
+    auditing,
+    bounding,
+    showing,
+    tuning,
+)
 from undelta.cli.app import Explained, app, printable
 from undelta.errors import UndeltaError
 

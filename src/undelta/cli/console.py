@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from undelta.studies.comparison import Compared
     from undelta.studies.containment import Found
     from undelta.studies.tuning.outcome import Tuned
+    from undelta.trials.bound_file import Bounded
     from undelta.trials.judgment import Judgment
     from undelta.trials.record import Record
     from undelta.trials.tradeoff import Tradeoff
@@ -115,6 +116,27 @@ def print_floors(columns: Mapping[str, Sequence[float | None]]) -> None:
         mean = f"{statistics.fmean(known):.5f}" if known else MISSING
         rows.append((name, mean, f"{min(known):.2g} to {max(known):.2g}" if len(known) > 1 else ""))
     _print_table(("replay", "mismatch at the truth", "spread"), rows, words=("replay",), fold=("replay",))
+
+
+def print_bounds(rows: Sequence[Bounded]) -> None:
+    """A row for each seed and noise."""
+    columns = {
+        "seed": [str(row.seed) for row in rows],
+        "noise": [f"{row.sigma:.3g}" for row in rows],
+        "of update": [f"{row.sigma / row.update_rms:.2g}" if row.update_rms else MISSING for row in rows],
+        "least MSE": [f"{row.least_mse:.1f}" for row in rows],
+        "bound": [f"{row.bound:.1f}" for row in rows],
+        "error": [f"{row.error:.1f}" for row in rows],
+        "gap": [f"{row.gap:.1f}" for row in rows],
+        "highest": [f"{max(row.images):.1f}" for row in rows],
+        "linear": [f"{row.mean_linear:.1f}" for row in rows],
+        "fixed": [f"{row.fixed:.0%}" for row in rows],
+        "headroom": [_number(row.headroom, ".1f") for row in rows],
+    }
+    shown = {title: cells for title, cells in columns.items() if set(cells) != {MISSING}}
+    cells = list(zip(*shown.values(), strict=True))
+    spare = ("fixed", "least MSE", "highest", "linear")
+    _print_table(tuple(shown), cells, words=(), spare=spare, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 COLORS = {

@@ -75,6 +75,22 @@ def watching() -> Iterator[Callable[[str], Watch]]:
         yield start
 
 
+@contextmanager
+def counting(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Something that is told how much is done, of how much at most."""
+    bars = _bars(progress.TextColumn("{task.description}", markup=False), progress.TimeRemainingColumn())
+    plain = Plain() if bars.disable else None
+    task = bars.add_task(name, total=None)
+
+    def count(done: int, total: int) -> None:
+        bars.update(task, completed=done, total=total)
+        if plain:
+            plain.say(lambda: f"{name}: {done} of {total}")
+
+    with bars:
+        yield count
+
+
 class Terminal:
     """A screen for studies (`undelta.studies.screen`), on stderr."""
 

@@ -44,6 +44,9 @@ class Tape(Protocol):
         Those by the parameters only where asked, since they cost the most.
         """
 
+    def push(self, mu: Update, images: Tensor) -> Update:
+        """The tangent of g as the parameters move along ``mu`` (empty: they stay) and the images along ``images``."""
+
     def moments(self) -> dict[str, Part]:
         """Of what every BatchNorm saw, by name."""
 
@@ -219,7 +222,7 @@ class AutogradTape:
         ]
         try:
             with torch.enable_grad():
-                loss = network.loss(self.point, self.images, self.labels) * share
+                self._loss = loss = network.loss(self.point, self.images, self.labels) * share
                 # A parameter that the loss ignores has gradient zero; it is not an error.
                 gradients = torch.autograd.grad(
                     loss, list(self.point.values()), create_graph=True, allow_unused=True, materialize_grads=True
@@ -257,6 +260,16 @@ class AutogradTape:
         images = pulled.pop(0)
         labels = pulled.pop(0) if self.labels.requires_grad else None
         return Pull(images, labels, dict(zip(self.point, pulled, strict=True)) if parameters else None)
+
+    def push(self, mu: Update, images: Tensor) -> Update:
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self._loss, [self.images], create_graph=True)
+            tangent = (slope * images).sum()
+            if mu:
+                tangent = tangent + inner(self._gradient, mu)
+        wanted = list(self.point.values())
+        pushed = torch.autograd.grad(tangent, wanted, allow_unused=True, materialize_grads=True)
+        return dict(zip(self.point, pushed, strict=True))
 
     def moments(self) -> dict[str, Part]:
         parts = {}

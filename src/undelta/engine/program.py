@@ -95,7 +95,31 @@ class Pool:
 
         ``sources`` adds, for BatchNorms by name, the gradient of something else by their inputs.
         """
-        tangents: dict[int, Tensor] = {}
+        tangent = self._tangent(mu)
+        adjoints = self._adjoints(self.loss.delta_dot(self.outputs, self.labels, tangent) * self.share)
+        for name, slope in (sources or {}).items():
+            self.cells[self.program.norms[name]].source = slope
+        gradient = self._backward_tangent(adjoints, mu, parameters=parameters)
+        soft = self.labels.is_floating_point()
+        return Pull(
+            adjoints[0],
+            self.loss.label_gradient(self.outputs, tangent) * self.share if soft else None,
+            self._complete(gradient) if parameters else None,
+        )
+
+    def push(self, mu: Parameters, images: Tensor) -> Update:
+        """The tangent of g as the parameters move along ``mu`` and the images along ``images``.
+
+        It is the gradient of the loss's tangent in that direction, since second derivatives commute: the sweeps of
+        `pull`, with images that move.
+        """
+        tangent = self._tangent(mu, images)
+        adjoints = self._adjoints(self.loss.delta_dot(self.outputs, self.labels, tangent) * self.share)
+        return self._complete(self._backward_tangent(adjoints, mu, parameters=True))
+
+    def _tangent(self, mu: Parameters, images: Maybe = None) -> Tensor:
+        """The tangent of the outputs; the cells keep those of all inputs."""
+        tangents: dict[int, Tensor] = {} if images is None else {0: images}
         dying = _last_uses(self.program)
         for index, ((operation, inputs), cell) in enumerate(zip(self.program.nodes, self.cells, strict=True)):
             if cell.delta is None:
@@ -105,10 +129,10 @@ class Pool:
                 tangents[index + 1] = tangent
             for place in dying[index]:
                 tangents.pop(place, None)
-        tangent = tangents.pop(self.program.output, self.outputs.new_zeros(self.outputs.shape))
-        adjoints = self._adjoints(self.loss.delta_dot(self.outputs, self.labels, tangent) * self.share)
-        for name, slope in (sources or {}).items():
-            self.cells[self.program.norms[name]].source = slope
+        return tangents.pop(self.program.output, self.outputs.new_zeros(self.outputs.shape))
+
+    def _backward_tangent(self, adjoints: dict[int, Tensor], mu: Parameters, *, parameters: bool) -> Update:
+        """The tangents of all adjoints, those of the images left in ``adjoints``, and of the gradient where asked."""
         gradient: Update = {}
         for index in reversed(range(len(self.cells))):
             (operation, inputs), cell = self.program.nodes[index], self.cells[index]
@@ -117,12 +141,7 @@ class Pool:
                 back = operation.backward_tangent(cell, self.at, mu, delta_dot, parameters=parameters)
                 _accumulate(adjoints, inputs, back.inputs)
                 self._collect(gradient, back.parameters)
-        soft = self.labels.is_floating_point()
-        return Pull(
-            adjoints[0],
-            self.loss.label_gradient(self.outputs, tangent) * self.share if soft else None,
-            self._complete(gradient) if parameters else None,
-        )
+        return gradient
 
     def moments(self) -> dict[str, Part]:
         parts = {}

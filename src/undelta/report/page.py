@@ -27,7 +27,7 @@ from undelta.report.tuning import tuning
 from undelta.report.words import MEANINGS, limits
 from undelta.trials.diagnosis import DEFAULT
 from undelta.trials.diagnosis import MEANINGS as LEVELS
-from undelta.trials.record import Record
+from undelta.trials.record import Record, summary
 from undelta.trials.verdict import closeness
 
 SCRIPTS = ("tables.js", "pictures.js", "charts.js", "page.js")
@@ -99,6 +99,7 @@ def render(audit: Audit, settings: Sequence[Setting], labels: Mapping[str, str],
         limits=limits(gravest(audit.judgment.verdicts)),
         meanings={word: text.format(recovered=RECOVERED_PSNR, **asdict(thresholds)) for word, text in MEANINGS.items()},
         measures=MEASURES,
+        name_of=summary,
         policy=_policy(style, script),
         reasons={error: number for number, error in enumerate(errors, 1)},
         script=script,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from undelta.errors import DataError
+from undelta.trials.bound_file import BoundFile, read_bound
 from undelta.trials.directory import CONFIGURATION, RUN, RunDirectory
 from undelta.trials.judgment import Judgment, judge_records, read_judgment
 from undelta.trials.record import Record
@@ -32,6 +33,7 @@ class Audit:
     judgment: Judgment
     tuning: TuningFile | None = None
     tradeoff: Tradeoff | None = None
+    bound: BoundFile | None = None
 
 
 def read_audit(directory: Path) -> Audit:
@@ -62,6 +64,7 @@ def read_audit(directory: Path) -> Audit:
         judgment=read_judgment(directory) or judge_records(known, contents.thresholds),
         tuning=read_tuning(directory),
         tradeoff=read_tradeoff(directory),
+        bound=read_bound(directory),
     )
 
 
