@@ -251,7 +251,7 @@ def test_the_bound_is_shown_where_there_is_one(page: Page, audit: AuditCopy) -> 
     }
     (audit.path / "bound.json").write_text(json.dumps(values))
     text = write_report(audit.path).read_text()
-    assert "no attack can be expected to exceed about 17.0 dB; the strongest attack here, awa, reached 15.0" in text
+    assert "no attack is expected to exceed about 17.0 dB; the strongest attack here, awa, reached 15.0" in text
     assert "2.0 dB are left to attackers" in text
     assert "public &lt;b&gt;images" in text
     assert "8 images of photos" in text

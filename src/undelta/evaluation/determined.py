@@ -66,7 +66,7 @@ class Ceiling:
 
     @property
     def mean_typical(self) -> float:
-        """What no attack's mean PSNR can be expected to exceed."""
+        """The mean PSNR that no attack is expected to exceed, under the assumptions."""
         return sum(self.typical) / len(self.typical)
 
     @property

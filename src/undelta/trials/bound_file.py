@@ -25,7 +25,7 @@ class Bounded:
     least_mse: float
     """PSNR of the least mean squared error, the mean over images."""
     bound: float
-    """What no attack's mean PSNR can be expected to exceed."""
+    """The mean PSNR that no attack is expected to exceed, under the assumptions."""
     error: float
     """The standard error of an image's value."""
     gap: float
@@ -47,9 +47,14 @@ class Bounded:
         return sum(self.linear) / len(self.linear)
 
     @property
+    def ceiling(self) -> float:
+        """The bound, or what the linear estimate scores on these very images where that is more."""
+        return max(self.bound, self.mean_linear)
+
+    @property
     def headroom(self) -> float | None:
-        """What attackers have not reached yet, in dB."""
-        return None if self.reached is None else self.bound - self.reached
+        """What attackers have not reached yet, in dB below the ceiling."""
+        return None if self.reached is None else self.ceiling - self.reached
 
     @property
     def text(self) -> str:
@@ -57,12 +62,12 @@ class Bounded:
         if self.gap > WIDE:
             said = f"the bound is between about {self.bound - self.gap:.1f} and {self.bound:.1f} dB; more products tell"
         else:
-            said = f"no attack can be expected to exceed about {self.bound:.1f} dB"
+            said = f"under the assumptions, no attack is expected to exceed about {self.bound:.1f} dB"
         if self.mean_linear > self.bound + 2 * self.error:
             said += f" on such images, and {self.mean_linear:.1f} dB, the linear estimate's, on these very ones"
         if self.headroom is not None:
             left = f"{self.headroom:.1f} dB are left to attackers"
-            over = f"{-self.headroom:.1f} dB more than the bound"
+            over = f"{-self.headroom:.1f} dB more than that"
             said += f"; the strongest attack here, {self.attack}, reached {self.reached:.1f}: "
             said += left if self.headroom >= 0 else over
         return f"Seed {self.seed}, noise {self.sigma:.3g}: {said}."
