@@ -21,13 +21,15 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "undelta"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TRIED = """
-import sys
+import pathlib, sys
 sys.path.insert(0, sys.argv[1])
 import undelta
 from undelta.cli import main
 assert undelta.__file__.startswith(sys.argv[1]), undelta.__file__
-simulate = ["simulate", "scenario.toml", "--observation", "seen", "--truth", "truth"]
-attack = ["attack", "seen", "--attack", "sme", "--steps", "1", "--out", "run"]
+small = "data = 'faces'\\nimage_size = 12\\nnum_samples = 1\\nmodel = 'mlp'\\nepochs = 1\\nbatches = 1"
+pathlib.Path("small.toml").write_text(small)
+simulate = ["simulate", "small.toml", "--observation", "seen", "--truth", "truth"]
+attack = ["attack", "seen", "--attack", "analytic", "--out", "run"]
 for words in (["--version"], ["list"], ["init", "scenario.toml"], simulate, attack, ["report", "run"]):
     sys.argv = ["undelta", *words]
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.server.strategy import FedAvg as OldFedAvg
 from flwr.serverapp.strategy import FedAvg
 
@@ -112,6 +112,18 @@ def in_two_records(message: Message, context: Context) -> Message:
     return reply
 
 
+def in_metrics(message: Message, context: Context) -> Message:
+    reply = train(message, context)
+    reply.content["more"] = MetricRecord({"losses": [0.5] * 200})
+    return reply
+
+
+def in_words(message: Message, context: Context) -> Message:
+    reply = train(message, context)
+    reply.content["more"] = ConfigRecord({"picture": bytes(5000)})
+    return reply
+
+
 def nameless(message: Message, context: Context) -> Message:
     content = train(message, context).content
     return Message(
@@ -129,6 +141,8 @@ DOUBTS: dict[str, tuple[dict[str, Any], Callable[[Message, Context], Message], s
     "another model": ({"model_arguments": {"hidden": [6]}}, train, "expected shape (6, 16)"),
     "a model that is not there": ({"model": "absent_package:model"}, train, "cannot import the model"),
     "arrays beside those that are measured": ({}, in_two_records, "expected one record of arrays"),
+    "an image in metrics": ({}, in_metrics, "a few numbers and words"),
+    "an image in bytes": ({}, in_words, "a few numbers and words"),
     "no number of samples": ({}, nameless, "expected the metric 'num-examples'"),
     "a diverged client": ({}, diverged, "NaN or infinite"),
     "an attack that does not apply": ({"attack": "gradinversion"}, train_on_four, "Yin's rule"),

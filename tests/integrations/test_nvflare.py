@@ -189,6 +189,9 @@ def test_an_update_that_reveals_its_picture_is_blocked_and_a_drowned_one_goes(
         ({}, result_of({"picture": PICTURE.numpy()}, DataKind.ANALYTIC)),
         ({}, result_of({"a": DXO(DataKind.WEIGHTS, data=weights()[1])}, DataKind.COLLECTION)),
         ({}, result_of({"accuracy": 0.5, "picture": PICTURE.tolist() * 200}, DataKind.METRICS)),
+        ({}, result_of({"rows": [[0.5] * 20] * 20}, DataKind.METRICS)),
+        ({}, result_of({"number": 10**400}, DataKind.METRICS)),
+        ({}, result_of(drowned(weights()[1]), picture=PICTURE.tolist() * 10)),
         ({}, Shareable({"picture": PICTURE.numpy()})),
     ],
 )

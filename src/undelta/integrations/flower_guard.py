@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from undelta.client.private import Private
 from undelta.errors import ConfigError
 from undelta.integrations.flower_messages import LOG, SAMPLES, Sent, count_of, tensors_of
-from undelta.integrations.guard import WITHHELD, Guard
+from undelta.integrations.guard import WITHHELD, Guard, is_small
 from undelta.observation import ImageSpec
 from undelta.observation.assemble import Missing, hyperparameters
 
@@ -22,8 +22,9 @@ REFUSED = 451  # the error's code; Flower's own are small
 class GuardOwn:
     """A mod for a ClientApp that attacks an update before it is sent, and answers with an error if it reveals too much.
 
-    It fails closed: whatever keeps it from measuring an update keeps the update, too, and other replies that carry
-    arrays do not leave either. Arguments are those of ``RecordOwn``, and
+    It fails closed: whatever keeps it from measuring an update keeps the update, too. Other replies that carry arrays,
+    and metrics or configurations that an image would fit into, do not leave either. Arguments are those of
+    ``RecordOwn``, and
 
     Args:
         attack: Its name.
@@ -90,6 +91,9 @@ class GuardOwn:
         return type(message)(Error(REFUSED, WITHHELD), reply_to=message)
 
     def _stays(self, name: str, sent: Sent | None, content: RecordDict, context: Context) -> bool:
+        metrics = [list(record.items()) for record in content.metric_records.values()]
+        if not is_small([*metrics, *(list(record.items()) for record in content.config_records.values())]):
+            raise ConfigError("expected a few numbers and words beside arrays, got more, which is not looked at")
         records = [record for record in content.array_records.values() if record]
         if sent is None:
             if records:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from undelta.attacker.resolution import fit_of
@@ -29,6 +30,41 @@ from undelta.trials.trial import Recorded, Trial, evaluate, scored
 
 WITHHELD = "undelta: the owner of the data keeps this update back"
 """All that a server is told; why is in the client's own log."""
+
+
+MOST_NUMBERS, MOST_LETTERS = 100, 2000
+"""What may leave beside an update without a look; more could be an image in other clothes."""
+
+
+def is_small(value: object) -> bool:
+    """Whether something is made of a few numbers and words, all in all.
+
+    Examples:
+        >>> is_small({"accuracy": 0.5, "site": "a"}), is_small({"losses": [[0.5] * 20] * 20})
+        (True, False)
+    """
+    parts = list(_parts(value))
+    if not all(isinstance(part, str | bytes | int | float | np.number | np.bool_ | None) for part in parts):
+        return False
+    letters = sum(len(part) for part in parts if isinstance(part, str | bytes))
+    return len(parts) <= MOST_NUMBERS and letters <= MOST_LETTERS and all(map(_is_short, parts))
+
+
+def _parts(value: object) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _parts(key)
+            yield from _parts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _parts(item)
+    else:
+        yield value
+
+
+def _is_short(part: object) -> bool:
+    """No whole number of a thousand digits."""
+    return not isinstance(part, int) or part.bit_length() <= 64
 
 
 class Guard:

@@ -7,7 +7,6 @@ filters, and `RecordUpdate` or `GuardUpdate` among the task result filters. Thei
 from __future__ import annotations
 
 import logging
-import numbers
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from undelta.client.private import Private
 from undelta.errors import ConfigError
-from undelta.integrations.guard import WITHHELD, Guard
+from undelta.integrations.guard import WITHHELD, Guard, is_small
 from undelta.integrations.recorder import Recorder
 from undelta.observation.assemble import Missing, hyperparameters
 from undelta.schema import import_part
@@ -34,7 +33,6 @@ from undelta.schema import import_part
 LOG = logging.getLogger("nvflare.undelta")  # below NVFlare's own, so that it is shown where NVFlare's is
 SENT = "__undelta_sent__"
 WEIGHTS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
-HARMLESS = (str, bytes, bool, numbers.Number, type(None))
 
 
 class KeepSent(DXOFilter):  # type: ignore[misc,unused-ignore]
@@ -219,15 +217,17 @@ class GuardUpdate(Filter):  # type: ignore[misc,unused-ignore]
 
     def _stays(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         others = {key: value for key, value in shareable.items() if key not in ("DXO", ReservedHeaderKey.HEADERS)}
-        if not _plain(others):
+        if not is_small(others):
             raise ConfigError(f"expected a result with a DXO alone, got {', '.join(map(str, others))} besides")
         if "DXO" not in shareable or shareable.get_return_code() != ReturnCode.OK:
             return "DXO" in shareable
         dxo = from_shareable(shareable)
         if dxo.data_kind not in WEIGHTS:
-            if dxo.data_kind not in self._passing and not _plain(dxo.data):
+            if dxo.data_kind not in self._passing and not is_small(dxo.data):
                 raise ConfigError(f"expected weights, or numbers and text, got a result of kind {dxo.data_kind}")
             return False
+        if not is_small(dxo.meta or {}):
+            raise ConfigError("expected a few numbers and words as the result's meta, got more, which is not looked at")
         update = _Update(dxo, fl_ctx, self._training, self._samples)
         return self._guard.stays(
             update.name,
@@ -257,17 +257,3 @@ def _tensor(name: str, value: object) -> Tensor:
     if array.dtype.kind not in "fiub":
         raise ConfigError(f"expected plain numbers for {name!r}, got {type(value).__name__}")
     return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape).copy())
-
-
-def _plain(value: object) -> bool:
-    """Whether something holds numbers and text only, which no image fits into."""
-    if isinstance(value, Mapping):
-        return len(value) <= MOST_VALUES and all(_plain(key) and _plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return len(value) <= MOST_VALUES and all(map(_plain, value))
-    return isinstance(value, HARMLESS) and (not isinstance(value, str | bytes) or len(value) <= MOST_TEXT)
-
-
-MOST_VALUES = 100
-MOST_TEXT = 1000
-"""Of a result that is no update; more could be an image in other clothes."""
