@@ -12,7 +12,8 @@ from torch.func import functional_call
 
 from undelta.attacker.attacks import nl_sme, sme
 from undelta.attacker.descent import Descent
-from undelta.attacker.paths import LearnedCurve, LearnedPosition, PathReplay, QuadraticPath, StraightPath, UnevenSteps
+from undelta.attacker.path_replay import PathReplay
+from undelta.attacker.paths import LearnedCurve, LearnedPosition, QuadraticPath, StraightPath, UnevenSteps
 from undelta.attacker.replay import Replay, ReplayPart
 from undelta.attacker.replays import OneStep, observed_update
 from undelta.client.disclose import disclose
