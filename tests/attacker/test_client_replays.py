@@ -118,8 +118,15 @@ def test_a_direction_is_matched_where_the_learning_rate_is_unknown() -> None:
     assert mismatch(replay(images, private.labels).update, replay.target) < 0.2
 
 
-COUNTING = {"dlg", "cpl", "geng", "geng_gradient", "dlfa"}  # they read the gradients' length off the update
-REFUSED = {*COUNTING, "idlg", "sme", "analytic"}  # one image only; a mean gradient; its span
+COUNTING = {
+    "dlg",
+    "cpl",
+    "geng_epoch",
+    "geng_path",
+    "geng_gradient",
+    "dlfa",
+}  # they read the gradients' length off the update
+REFUSED = {*COUNTING, "idlg", "sme", "nl_sme", "pi_sme", "analytic"}  # one image only; a mean gradient; its span
 
 
 def test_attacks_work_on_adam_or_say_what_to_use_instead() -> None:

@@ -29,7 +29,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "gradinversion": {"steps": 12, "group": 2},
     "sapag": {"steps": 12},
     "agic": {"steps": 12},
-    "geng": {"steps": 12},
+    "geng_epoch": {"steps": 12},
     "geng_path": {"steps": 12},
     "geng_gradient": {"steps": 12},
     "sme": {"steps": 12},
@@ -43,7 +43,7 @@ SHORT: dict[str, dict[str, Any]] = {
 GRANTED = ("idlg_fedavg", "ig", "sapag", "agic", "sme", "nl_sme", "pi_sme")
 """Attacks whose papers take the labels as granted; the others infer or optimize them."""
 
-COUNTING = ("geng", "geng_path", "geng_gradient", "dlfa")
+COUNTING = ("geng_epoch", "geng_path", "geng_gradient", "dlfa")
 """Attacks that count labels by the last layer's rows."""
 
 MODELS: dict[str, dict[str, object]] = {

@@ -11,7 +11,7 @@ import torch
 
 from undelta.assignment import match
 from undelta.attacker.attack import Attack
-from undelta.attacker.attacks import agic, analytic, awa, dlfa, dlg, geng, geng_gradient, geng_path, idlg, sme
+from undelta.attacker.attacks import agic, analytic, awa, dlfa, dlg, geng_epoch, geng_gradient, geng_path, idlg, sme
 from undelta.attacker.canvas import Pixels
 from undelta.attacker.descent import Descent
 from undelta.attacker.distances import Distance, Weights, gaussian_kernel, l1, l2, l2_norms, relative_l2
@@ -127,11 +127,11 @@ def test_geng_is_awas_approximation_alone_where_there_is_one_mini_batch(scenario
     observation = disclose(single.draw(0), single, dtype=torch.float64)
     settings: dict[str, Any] = {"steps": 12, "learning_rate": 0.1, "tv": 0.01, "labels": "disclosed"}
     ours = awa(setting="paper", form="approximation", **settings)(observation)
-    torch.testing.assert_close(geng(**settings)(observation).images, ours.images, rtol=0, atol=1e-9)
+    torch.testing.assert_close(geng_epoch(**settings)(observation).images, ours.images, rtol=0, atol=1e-9)
     several = replace(scenario, epochs=3, batches=2)
     observation = disclose(several.draw(0), several, dtype=torch.float64)
     ours = awa(setting="paper", form="approximation", **settings)(observation)
-    assert (geng(**settings)(observation).images - ours.images).abs().max() > 1e-3  # a full batch is not two
+    assert (geng_epoch(**settings)(observation).images - ours.images).abs().max() > 1e-3  # a full batch is not two
 
 
 def test_the_path_and_the_gradient_agree_in_the_first_epoch(scenario: Scenario) -> None:

@@ -271,8 +271,9 @@ def test_scoring_twice_gives_the_same_record(tmp_path: Path, files: Files) -> No
 def test_an_attack_that_needs_labels_says_so_and_writes_nothing(tmp_path: Path, files: Files) -> None:
     scenario = Scenario(data="faces", image_size=4, num_samples=2, model="mlp", epochs=1, batches=1, grant_labels=False)
     save_observation(disclose(scenario.draw(0), scenario), tmp_path / "unlabeled")
+    granted = {"steps": 1, "labels": "disclosed"}
     with pytest.raises(MissingKnowledge, match="grant_labels"):
-        attack_job(tmp_path / "unlabeled", attack="sme", arguments={"steps": 1}, out=tmp_path / "run", seed=0)
+        attack_job(tmp_path / "unlabeled", attack="sme", arguments=granted, out=tmp_path / "run", seed=0)
     assert not (tmp_path / "run").exists()
 
 

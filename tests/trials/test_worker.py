@@ -301,7 +301,8 @@ def test_a_trial_that_fails_is_recorded_and_the_next_one_runs(
 def test_an_attack_that_lacks_knowledge_is_not_applicable_rather_than_failed(
     store: RunDirectory, leases: Leases
 ) -> None:
-    blind = replace(ONE, attack="sme", scenario=replace(SCENARIO, grant_labels=False))
+    granted = {**ONE.arguments, "labels": "disclosed"}
+    blind = replace(ONE, attack="sme", arguments=granted, scenario=replace(SCENARIO, grant_labels=False))
     store.prepare("", [blind], leases)
     serve(job(store, blind))
     record = record_of(store, blind)

@@ -146,9 +146,12 @@ def along_path(
     )
 
 
-def held_by(observation: Observation, nodes: int) -> Held:
-    """Every node's parameters, their gradient, and the gradient at its share."""
-    return Held(observation.num_samples, nodes, 3 * nodes)
+def held_by(observation: Observation, nodes: int, *, learned: int = 0) -> Held:
+    """Every node's parameters, their gradient, and the gradient at its share.
+
+    Of each learned variable that is as large as the model also its start, its value, its gradient and Adam's averages.
+    """
+    return Held(observation.num_samples, nodes, 3 * nodes + 5 * learned)
 
 
 def _shared(prior: MomentPrior, count: int) -> MomentPrior:

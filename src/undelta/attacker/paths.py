@@ -113,7 +113,7 @@ class QuadraticPath:
         _check_ridge(self.ridge)
 
     def held(self, observation: Observation) -> Held:
-        return held_by(observation, self.nodes)
+        return held_by(observation, self.nodes, learned=1)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
 
@@ -155,7 +155,7 @@ class LearnedCurve:
         _check_ridge(self.ridge)
 
     def held(self, observation: Observation) -> Held:
-        return held_by(observation, 3)  # the node, and two variables as large as it, with their slopes
+        return held_by(observation, 1, learned=2)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> PathReplay:
 

@@ -212,8 +212,6 @@ def reproduce(
                 "expected NAME and --out DIR, as in: undelta reproduce ablation --scale cpu --out ablation"
             )
         fields: dict[str, Any] = {"model": model, "initial": initial, "image_size": size, "norm_mode": norm_mode}
-        if model is not None:
-            fields["model_arguments"] = {}  # the scale's are another network's
         done = reproduce_job(
             name,
             out=out,

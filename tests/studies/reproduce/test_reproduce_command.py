@@ -28,7 +28,7 @@ from undelta.studies.reproduce.job import make_plan, reproduce_job
 from undelta.studies.reproduce.published import AWA
 from undelta.studies.reproduce.reproductions import REPRODUCTIONS, Asked, cells_of
 from undelta.studies.reproduce.scales import SCALES, Scale
-from undelta.studies.reproduce.tuned import MARKS, TUNING_SEED, tune
+from undelta.studies.reproduce.tuned import MARKS, TUNING_SEED, check_tuned, tune
 from undelta.studies.tuning import jobs
 from undelta.studies.tuning.storage import DATABASE
 from undelta.trials.config import load_scenario
@@ -124,7 +124,7 @@ def test_the_table_has_the_papers_figures_and_the_records_means(smoke: Path) -> 
     found = [
         record["psnr"]
         for record in records(smoke).values()
-        if (record["attack"], record["name"]) == ("geng", "N=2, E=4, B=2")
+        if (record["attack"], record["name"]) == ("geng_epoch", "N=2, E=4, B=2")
     ]
     assert [float(cell["mean"])] == found
     page = (smoke / "comparison.md").read_text()
@@ -281,6 +281,30 @@ def test_a_tuning_is_the_papers_procedure_with_the_scales_numbers(
     assert {**asked["arguments"], "steps": trial.arguments["steps"]} == trial.arguments
 
 
+def test_a_tunings_settings_are_those_that_awa_has_and_its_file_tells_them(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
+    planned = Asked(
+        scale="smoke",
+        data="faces",
+        seeds=(3,),
+        names=("comparison",),
+        settings={"tv": 0.2, "steps": 9, "depth_weight": 2.0},
+        kernel="gaussian",
+    )
+    tune(planned, tmp_path, workers=Workers(count=1), checkpoint_seconds=5.0)
+    assert asked["kernel"] == "gaussian"
+    assert asked["arguments"]["tv"] == 0.2
+    assert not {"steps", "depth_weight"} & set(asked["arguments"])
+    (tmp_path / "tuning").mkdir()
+    q = "\n".join(f"{key} = {value}" for key, value in vars(PAPER_Q).items())
+    (tmp_path / "tuning" / "weights.toml").write_text(f"[q]\n{q}\n")
+    check_tuned(planned, tmp_path)
+    for other in (replace(planned, kernel="matern"), replace(planned, settings={"tv": 0.3})):
+        with pytest.raises(UndeltaError, match="layer weights tuned at another scale"):
+            check_tuned(other, tmp_path)
+
+
 @pytest.mark.parametrize(("workers", "used"), [(None, 1), (3, 3)])
 def test_a_tuning_is_repeatable_unless_more_workers_are_asked_for(
     asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int | None, used: int
@@ -300,7 +324,7 @@ def test_weights_that_were_tuned_for_something_else_are_refused(asked: dict[str,
     (tmp_path / "tuning" / "weights.toml").write_text(f"[q]\n{q}\n")  # and killed before the audit began
     with pytest.raises(Enough):
         reproduce_job("tuning", out=tmp_path, scale="smoke", data="faces")
-    with pytest.raises(UndeltaError, match="holds layer weights tuned at another scale or on other data"):
+    with pytest.raises(UndeltaError, match="holds layer weights tuned at another scale"):
         reproduce_job("tuning", out=tmp_path, scale="smoke", data="digits")
 
 
@@ -318,6 +342,7 @@ def test_weights_that_were_tuned_for_something_else_are_refused(asked: dict[str,
         (["large", "--scale", "cpu", "--data", "photos"], "expected at most the 8 pictures of photos"),
         (["ablation", "--scale", "smoke", "--seeds", "0,x"], "--seeds: expected whole numbers separated by commas"),
         (["ablation", "--scale", "smoke", "--seeds", "1,1"], "--seeds: expected at least one, each once"),
+        (["ablation", "--scale", "smoke", "--seeds", "0,1000"], "--seeds: 1000 is the client on which layer weights"),
         (["ablation", "--scale", "smoke", "--backend", "slrum"], "did you mean 'slurm'?"),
         (["ablation", "--render-only"], "nothing to render"),
         (

@@ -121,18 +121,29 @@ def test_what_the_paper_leaves_open_can_be_chosen() -> None:
         seeds=(0,),
         names=("ablation",),
         scenario={"image_size": 32, "norm_mode": "train", "initial": "trained.safetensors"},
-        settings={"tv": 0.2, "average": False},
+        settings={"tv": 0.2, "depth_weight": 3.0},
     )
     found = [trial for cell in asked.cells("ablation", Q) for trial in cell.trials]
     assert {(t.simulated.image_size, t.simulated.norm_mode, t.simulated.initial) for t in found} == {
         (32, "train", "trained.safetensors")
     }
     assert {trial.arguments["tv"] for trial in found} == {0.2}
-    assert not any("average" in trial.arguments for trial in found)  # AWA has no such setting
+    assert not any("depth_weight" in trial.arguments for trial in found)  # AWA has no such setting
     assert asked.tuning_scenario()["image_size"] == 32
-    with pytest.raises(ConfigError, match="--set: unknown setting 'average'"):
+    assert asked.tuning_settings == {"setting": "paper", "learning_rate": 1.0, "tv": 0.2, "bn": 0.0}
+    assert "but image_size = 32, but norm_mode = train" in asked.says
+    with pytest.raises(ConfigError, match="--set: unknown setting 'depth_weight'"):
         asked.check_settings()
-    replace(asked, names=("comparison",)).check_settings()  # AGIC has it
+    compared = replace(asked, names=("comparison",))  # AGIC has it
+    compared.check_settings()
+    assert {t.arguments.get("depth_weight") for c in compared.cells("comparison", Q) for t in c.trials} == {None, 3.0}
+
+
+@pytest.mark.parametrize("name", ["labels", "average", "form", "q", "setting", "nodes"])
+def test_settings_by_which_columns_differ_cannot_be_set_for_all(name: str) -> None:
+    asked = Asked(scale="smoke", data="faces", seeds=(0,), names=("comparison",), settings={name: "joint"})
+    with pytest.raises(ConfigError, match=f"--set {name}: columns of the tables differ by it"):
+        asked.check_settings()
 
 
 def test_a_scale_with_too_few_cases_is_refused() -> None:
@@ -169,7 +180,7 @@ def test_all_methods_of_the_paper_share_optimizer_regularizers_and_most_of_them_
 def test_geng_knows_the_labels_as_the_others_do() -> None:
     """The paper takes them as known; without a word GENG would infer its own."""
     for scale in SCALES.values():
-        geng = [trial for trial in trials(COMPARISON, scale) if trial.attack in ("geng", "geng_path")]
+        geng = [trial for trial in trials(COMPARISON, scale) if trial.attack in ("geng_epoch", "geng_path")]
         assert len(geng) == 2 * (10 if scale.most_samples is None else 4)
         assert {trial.arguments["labels"] for trial in geng} == {"disclosed"}
 

@@ -8,7 +8,7 @@ from undelta.attacker.attacks.analytic import analytic
 from undelta.attacker.attacks.awa import awa
 from undelta.attacker.attacks.dlfa import dlfa
 from undelta.attacker.attacks.dlg import cpl, dlg
-from undelta.attacker.attacks.geng import geng, geng_gradient, geng_path
+from undelta.attacker.attacks.geng import geng_epoch, geng_gradient, geng_path
 from undelta.attacker.attacks.gias import gias
 from undelta.attacker.attacks.gradinversion import gradinversion
 from undelta.attacker.attacks.idlg import idlg, idlg_fedavg
@@ -29,7 +29,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "gradinversion": gradinversion,
     "sapag": sapag,
     "agic": agic,
-    "geng": geng,
+    "geng_epoch": geng_epoch,
     "geng_path": geng_path,
     "geng_gradient": geng_gradient,
     "sme": sme,
@@ -47,7 +47,7 @@ __all__ = [
     "cpl",
     "dlfa",
     "dlg",
-    "geng",
+    "geng_epoch",
     "geng_gradient",
     "geng_path",
     "gias",

@@ -12,7 +12,7 @@ from undelta.attacker.replay import ReplayPart
 from undelta.attacker.replays import OneStep
 
 
-def geng(
+def geng_epoch(
     *,
     steps: int = 10_000,
     learning_rate: float = 0.1,

@@ -13,6 +13,7 @@ from typing import Any
 from undelta.errors import ConfigError
 from undelta.files import write_bytes
 from undelta.report.read import read_audit
+from undelta.report.templates import escape
 from undelta.schema import parse, unknown
 from undelta.studies.audit import run_plan
 from undelta.studies.reproduce.findings import Finding
@@ -27,7 +28,7 @@ from undelta.studies.reproduce.reproductions import (
 )
 from undelta.studies.reproduce.results import gather
 from undelta.studies.reproduce.scales import KERNELS, SCALES, find_scale
-from undelta.studies.reproduce.tuned import MARKS, check_tuned, show_trials, tune, tuned_weights
+from undelta.studies.reproduce.tuned import MARKS, TUNING_SEED, check_tuned, show_trials, tune, tuned_weights
 from undelta.studies.screen import SILENT, Screen
 from undelta.trials.config import make_attack, read_toml, to_document
 from undelta.trials.plan import Checks, Plan
@@ -165,6 +166,8 @@ def _settle(
         raise ConfigError(f"--out holds results on {there.data}, --data asks for {source}; choose another --out")
     if kernel is not None and kernel not in KERNELS:
         raise ConfigError(f"--kernel: {unknown('kernel', kernel, KERNELS)}")
+    if scenario and scenario.get("model", chosen.scenario["model"]) != chosen.scenario["model"]:
+        scenario = {"model_arguments": {}, **scenario}  # the scale's are another network's
     open_choices = {"scenario": scenario or None, "settings": settings or None, "kernel": kernel}
     for name, value in open_choices.items():
         if there and value is not None and value != getattr(there, name):
@@ -176,6 +179,8 @@ def _settle(
     drawn = tuple(seeds if seeds is not None else there.seeds if there else chosen.seeds)
     if not drawn or len(set(drawn)) < len(drawn):
         raise ConfigError(f"--seeds: expected at least one, each once, got {list(drawn)}")
+    if TUNING_SEED in drawn:
+        raise ConfigError(f"--seeds: {TUNING_SEED} is the client on which layer weights are tuned; choose others")
     names = {one.name for one in wanted} | set(there.names if there else ())
     for one in names - set(REPRODUCTIONS):
         find_reproductions(one)  # another version's name
@@ -205,7 +210,7 @@ def _render(wanted: Sequence[Reproduction], asked: Asked, out: Path) -> dict[str
     """Tables and figures of what is wanted, and the claims of all that the directory holds."""
     audit, tuned = read_audit(out), tuned_weights(out)
     found: dict[str, Sequence[Finding]] = {}
-    lines = [f"# Which of the paper's claims hold at {asked.scale} scale", "", f"That is {asked.size.says}.", ""]
+    lines = [f"# Which of the paper's claims hold at {asked.scale} scale", "", f"That is {escape(asked.says)}.", ""]
     for name in asked.names:
         results = gather(asked.cells(name, tuned), audit.records)
         found[name] = write_reproduction(REPRODUCTIONS[name], results, audit, asked)

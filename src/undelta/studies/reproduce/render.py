@@ -20,7 +20,6 @@ from undelta.studies.reproduce.findings import Finding, findings_of
 from undelta.studies.reproduce.published import PRINTED
 from undelta.studies.reproduce.reproductions import Asked, Reproduction
 from undelta.studies.reproduce.results import Cell, Results
-from undelta.studies.reproduce.scales import Scale
 from undelta.trials.tuning_file import Evaluation
 
 DASH = "–"
@@ -38,7 +37,7 @@ def write_reproduction(reproduction: Reproduction, results: Results, audit: Audi
     contents = {
         "md": "\n".join(_markdown(reproduction, results, asked, findings, tuning, figures, pictures)) + "\n",
         "csv": _csv(results, asked.scale),
-        "tex": _latex(reproduction, results, asked.size),
+        "tex": _latex(reproduction, results, asked),
     }
     for suffix, content in contents.items():
         write_bytes(audit.directory / f"{reproduction.name}.{suffix}", content.encode("utf-8", "replace"))
@@ -57,8 +56,8 @@ def _markdown(
     yield from (f"# {reproduction.title}", "")
     yield f"Paper: `{reproduction.label}`. Here: `undelta reproduce {reproduction.name} --scale {asked.scale}`,"
     seeds = ", ".join(map(str, asked.seeds))
-    yield f"that is {asked.size.says}; data {escape(asked.data)}, seeds {seeds}."
-    if asked.scale != "paper":
+    yield f"that is {escape(asked.says)}; data {escape(asked.data)}, seeds {seeds}."
+    if asked.scale != "paper" or asked.scenario or asked.settings:
         yield "Images, model and iterations differ from the paper's, so compare orders and trends, not numbers."
     records = [record for cell in results.cells for record in cell.records]
     yield from (f"{sum(record.scored for record in records)} of {len(records)} trials have numbers.", "")
@@ -153,8 +152,8 @@ def _csv(results: Results, scale: str) -> str:
     return content.getvalue()
 
 
-def _latex(reproduction: Reproduction, results: Results, scale: Scale) -> str:
+def _latex(reproduction: Reproduction, results: Results, asked: Asked) -> str:
     # A reason as long as a sentence has no place in a column of numbers.
     table = _table("Case in the paper", results, lambda one, metric: DASH if one.reason else one.show(metric))
-    caption = f"{reproduction.title} ({scale.name} scale: {scale.says})"
+    caption = f"{reproduction.title} ({asked.scale} scale: {asked.says})"
     return table.latex(caption, "Ours: mean and sample standard deviation over seeds.")

@@ -25,6 +25,8 @@ ALL_EPOCHS = "GENG, all epochs"
 GRANTED, INFERRED, JOINT = "labels granted", "labels inferred", "labels optimized jointly"
 RIVALS = (IDLG, AGIC, GENG)
 READ_AS = {AVERAGED: AGIC}  # impractical where that one is
+OWN = ("setting", "form", "q", "average", "nodes", "labels")
+"""Settings by which columns differ, and nobody may set for all."""
 CLIENTS = 4  # of the federation in which updates leak at different stages
 
 Weights = Mapping[str, float]
@@ -110,8 +112,24 @@ class Asked:
         attacks = {trial.attack for trial in trials} - {"strongest"}
         known = {name for attack in attacks for name in inspect.signature(ATTACKS[attack]).parameters}
         for name in self.settings:
+            if name in OWN:
+                raise ConfigError(f"--set {name}: columns of the tables differ by it; leave it out")
             if name not in known:
-                raise ConfigError(f"--set: {unknown('setting', name, sorted(known))}")
+                raise ConfigError(f"--set: {unknown('setting', name, sorted(known - set(OWN)))}")
+
+    @property
+    def tuning_settings(self) -> dict[str, Any]:
+        """Of AWA in the trials of a tuning, but for their iterations."""
+        given = {name: value for name, value in _taken("awa", self.settings).items() if name != "steps"}
+        return {"setting": "paper", "learning_rate": self.size.attack_rate, **self.size.priors, **given}
+
+    @property
+    def says(self) -> str:
+        """What was run, in words: the scale, and what was asked for in its place."""
+        others = {**self.scenario, **self.settings}
+        if self.kernel != MATERN:
+            others["kernel"] = self.kernel
+        return ", ".join([self.size.says, *(f"but {name} = {value}" for name, value in others.items())])
 
     def tuning_scenario(self) -> dict[str, Any]:
         """The client on which layer weights are tuned, once: the first case of `tuning`, on images of its own."""
@@ -189,7 +207,7 @@ def _settings(
         IDLG: ("idlg_fedavg", common),
         AGIC: ("agic", {**common, "average": False}),
         AVERAGED: ("agic", {**common, "average": True}),
-        GENG: ("geng", geng),
+        GENG: ("geng_epoch", geng),
         ALL_EPOCHS: ("geng_path", {**geng, **nodes}),
         APPROXIMATION: ("awa", {**awa, "form": "approximation"}),
         LINEAR: ("awa", {**awa, "form": "linear"}),

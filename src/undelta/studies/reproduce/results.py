@@ -139,15 +139,23 @@ class Advantage:
     error: float
     """Standard error of the mean over seeds; 0 for a single seed, which has none."""
     chance: float
-    """How often chance would make as large a difference: a paired t-test over all images of all seeds."""
+    """How often chance would make as large a difference: the larger p-value of a paired t-test over images, and one
+    over the means of the seeds, since images of one seed share an update."""
     images: int
     seeds: int
 
     @property
     def sign(self) -> int:
         """1 better, -1 worse, 0 where the difference is within the spread over images or over seeds."""
-        counts = self.seeds >= LEAST_SEEDS and self.chance < CHANCE and abs(self.mean) > self.error
+        counts = self.seeds >= LEAST_SEEDS and self.chance < CHANCE
         return int(math.copysign(1, self.mean)) if counts else 0
+
+    @property
+    def least(self) -> float:
+        """The lower end of the mean's 95 % interval over seeds; minus infinity for a single one."""
+        if self.seeds < 2:
+            return -math.inf
+        return self.mean - float(student.ppf(1 - CHANCE / 2, self.seeds - 1)) * self.error
 
 
 def advantage(first: Cell, second: Cell, metric: str) -> Advantage | None:
@@ -170,7 +178,7 @@ def advantage(first: Cell, second: Cell, metric: str) -> Advantage | None:
         before=statistics.fmean(statistics.fmean(b for _, b in own) for own in by_seed),
         mean=statistics.fmean(means),
         error=_error(means),
-        chance=_chance(differences),
+        chance=max(_chance(differences), _chance(means)),
         images=len(differences),
         seeds=len(by_seed),
     )

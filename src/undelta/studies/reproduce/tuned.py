@@ -55,7 +55,7 @@ def tune(
         random=scale.tuning_random,
         steps=scale.tuning_iterations,
         prune=False,  # the paper evaluates every trial in full
-        arguments={"setting": "paper", "learning_rate": scale.attack_rate, **scale.priors, **asked.settings},
+        arguments=asked.tuning_settings,
         kernel=asked.kernel,
         seed=TUNING_SEED,
         workers=workers,
@@ -76,9 +76,14 @@ def check_tuned(asked: Asked, directory: Path) -> None:
     path = directory / SCENARIO
     if tuned_weights(directory) is not None and not (path.is_file() and path.read_text() == _text(asked)):
         raise ConfigError(
-            f"{directory} holds layer weights tuned at another scale or on other data; choose another --out"
+            f"{directory} holds layer weights tuned at another scale, on other data or otherwise; choose another --out"
         )
 
 
 def _text(asked: Asked) -> str:
-    return "\n".join([*toml_lines(asked.tuning_scenario()), ""])
+    """The scenario, and in a comment all else that a tuning depends on."""
+    scale = asked.size
+    how = f"{scale.tuning_trials} trials of {scale.tuning_iterations} iterations, kernel {asked.kernel}"
+    settings = ", ".join(f"{key} = {value}" for key, value in asked.tuning_settings.items())
+    head = f"# Seed {TUNING_SEED}, {how}; {settings}"
+    return "\n".join([head, *toml_lines(asked.tuning_scenario()), ""])

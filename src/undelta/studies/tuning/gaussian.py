@@ -15,7 +15,7 @@ import numpy.typing as npt
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial
 from scipy.optimize import minimize
-from scipy.stats import norm, qmc
+from scipy.stats import norm
 
 from undelta.errors import ConfigError
 from undelta.studies.tuning.space import Space
@@ -57,7 +57,7 @@ def propose(trials: Sequence[FrozenTrial], space: Space, *, minimized: bool, see
         mean, deviation = process.predict(np.atleast_2d(points), return_std=True)
         return expected_improvement(mean, deviation, float(values.min()))
 
-    candidates = qmc.Sobol(len(space), rng=np.random.default_rng(seed)).random(CANDIDATES)
+    candidates = np.random.default_rng(seed).random((CANDIDATES, len(space)))
     starts = candidates[np.argsort(improvement(candidates))[-POLISHED:]]
     scale = max(float(improvement(starts).max()), 1e-300)  # else the search would see a flat function
     found = [
