@@ -11,7 +11,8 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from undelta.evaluation.score import ImageScore
-from undelta.studies.reproduce.findings import Finding, findings_of
+from undelta.studies.reproduce.finding import Finding
+from undelta.studies.reproduce.findings import findings_of
 from undelta.studies.reproduce.reproductions import (
     ABLATION,
     COMPARISON,
@@ -329,7 +330,11 @@ def test_tuning_helps_if_later_trials_are_better_than_the_random_ones() -> None:
     quality = by_method({})
     found = claims(TUNING, quality, tuning_trials(*[0.5] * 11, 0.4, 0.3, None, 0.35))[0]
     assert found.outcome == "holds"
-    assert found.numbers == "Smallest f(Q) of 12 random trials 0.4, of the 2 trials after them 0.3."
+    assert found.numbers.startswith(
+        "Smallest f(Q) of 12 random trials 0.4, of the 2 trials after them 0.3; medians 0.5 and"
+    )
+    by_chance = tuning_trials(*[0.5, 0.4] * 6, 0.39, 0.5, 0.6)  # the least of more trials, and no lower otherwise
+    assert claims(TUNING, quality, by_chance)[0].outcome == "holds in part"
     assert claims(TUNING, quality, tuning_trials(*[0.5] * 11, 0.2, 0.3))[0].outcome == "does not hold"
     assert claims(TUNING, quality)[0].outcome == "not measured"
 

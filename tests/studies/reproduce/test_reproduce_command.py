@@ -223,7 +223,7 @@ def test_a_tunings_history_is_drawn_and_its_weights_stand_beside_the_papers(plan
     assert "| norm | 1 to 1000 | 898.67 | n/a |" in page.replace("\\", "")
     assert "tuning-minimum.svg" in page
     assert "not tuned yet" in page
-    assert done.findings["tuning"][0].outcome == "holds"
+    assert done.findings["tuning"][0].outcome == "holds in part"  # lower, but a single one
 
 
 def test_a_tunings_trials_are_shown_whatever_ended_the_run_that_made_them(plan: Plan, half_done: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_tunings_trials_are_shown_whatever_ended_the_run_that_made_them(plan: 
     made.write_text(json.dumps({"trials": trials}))
     done = reproduce_job("tuning", out=half_done, render_only=True)
     assert shown.read_bytes() == made.read_bytes()
-    assert done.findings["tuning"][0].outcome == "holds"
+    assert done.findings["tuning"][0].outcome == "holds in part"  # lower, but a single one
     written = shown.stat().st_mtime_ns
     reproduce_job("tuning", out=half_done, render_only=True)
     assert shown.stat().st_mtime_ns == written

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
+
+from scipy.stats import mannwhitneyu
 
 from undelta.evaluation.measures import METRICS
-from undelta.report.templates import escape
 from undelta.studies.reproduce import published
+from undelta.studies.reproduce.finding import Finding, Outcome, comparisons, counted, gains_of, judged
 from undelta.studies.reproduce.published import APPROXIMATION, AWA, GENG, LINEAR, PRINTED
 from undelta.studies.reproduce.reproductions import (
     ALL_EPOCHS,
@@ -28,27 +29,13 @@ from undelta.studies.reproduce.reproductions import (
     TUNED,
     Reproduction,
 )
-from undelta.studies.reproduce.results import LEAST_SEEDS, RECOGNIZABLE, Advantage, Cell, Results, advantage
+from undelta.studies.reproduce.results import CHANCE, LEAST_SEEDS, RECOGNIZABLE, Advantage, Cell, Results, advantage
 from undelta.trials.tuning_file import Evaluation
 from undelta.trials.verdict import times
 
-Outcome = Literal["holds", "holds in part", "does not hold", "not decided", "not measured"]
 MARGIN = 0.5  # dB: what "as well as" may lack
 MODERATE = 0.25
 """The relative loss of a metric up to which a decline is moderate; the paper's own are 5, 12 and 4 %."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """A sentence of the paper, and what was measured here."""
-
-    says: str
-    outcome: Outcome = "not measured"
-    numbers: str = "No trials with numbers for it yet."
-
-    @property
-    def markdown(self) -> str:
-        return f"- **{self.outcome}**: {escape(self.says)}. {escape(self.numbers)}"
 
 
 def findings_of(
@@ -104,7 +91,7 @@ def _best(results: Results, method: str) -> Finding:
     rows = [row for row in results.rows if all(results.at(row, rival).scored for rival in RIVALS)]
     for metric in PRINTED:
         gains = [
-            [gain for rival in RIVALS for gain in _gains(results, [row], method, rival, (metric,))] for row in rows
+            [gain for rival in RIVALS for gain in gains_of(results, [row], method, rival, (metric,))] for row in rows
         ]
         best = [all(gain.sign > 0 for gain in known) for known in gains if known]
         leads += best
@@ -113,10 +100,10 @@ def _best(results: Results, method: str) -> Finding:
             words.append(f"{sum(best)} of {len(best)} by {METRICS[metric].title}")
     numbers = f"{method} is clearly best in {', '.join(words)}."
     for other in (AVERAGED, ALL_EPOCHS):  # readings of rivals that are ours, and stronger
-        extra = _gains(results, rows, method, other, ("psnr",)) if other in results.methods else []
+        extra = gains_of(results, rows, method, other, ("psnr",)) if other in results.methods else []
         if extra:
             numbers += f" Against {other}, {statistics.fmean(gain.mean for gain in extra):+.1f} dB."
-    return _judged(says, leads, numbers, all_gains)
+    return judged(says, leads, numbers, all_gains)
 
 
 def _order(results: Results, ours: str) -> Finding:
@@ -131,7 +118,7 @@ def _order(results: Results, ours: str) -> Finding:
     order = sorted(methods, key=lambda method: -printed[method])
     found = sorted(order, key=lambda method: -here[method])
     outcome: Outcome = "holds" if found == order else "holds in part" if found[0] == order[0] else "does not hold"
-    gaps = [gain for pair in pairwise(found) for gain in _gains(results, rows, *pair, ("psnr",))]
+    gaps = [gain for pair in pairwise(found) for gain in gains_of(results, rows, *pair, ("psnr",))]
     if outcome == "holds" and not all(gain.sign > 0 for gain in gaps):
         outcome = "holds in part"  # some neighbors are within the spread
     if min(gain.seeds for gain in gaps) < LEAST_SEEDS:
@@ -140,24 +127,17 @@ def _order(results: Results, ours: str) -> Finding:
     return Finding(
         says=f"The order by PSNR is {' > '.join(order)}",
         outcome=outcome,
-        numbers=f"Mean PSNR over {times(len(rows), 'scenario')}: {means} dB ({_counted(cells[ours])}).",
+        numbers=f"Mean PSNR over {times(len(rows), 'scenario')}: {means} dB ({counted(cells[ours])}).",
     )
-
-
-def _counted(cells: Sequence[Cell]) -> str:
-    """How much a mean over cells rests on."""
-    records = [record for cell in cells for record in cell.scored]
-    seeds = len({record.seed for record in records})
-    return f"n = {times(sum(len(record.images) or 1 for record in records), 'image')}, {times(seeds, 'seed')}"
 
 
 def _scaling(results: Results) -> Finding:
     """Whether AWA still runs where rivals become too costly: their cost, and AWA's lead over the one that remains."""
     large = [row for row in results.rows if any(results.at(row, rival).reason for rival in RIVALS)]
     large = [row for row in large if results.at(row, AWA).trials]
-    gains = _gains(results, large, AWA, GENG)
+    gains = gains_of(results, large, AWA, GENG)
     ahead = [gain.sign > 0 for gain in gains]
-    numbers = f"Over GENG, the only rival there, AWA is ahead in {_of(ahead)}."
+    numbers = f"Over GENG, the only rival there, AWA is ahead in {comparisons(ahead)}."
     costs = []
     for rival in RIVALS:
         ratios = [_ratio(results.at(row, rival), results.at(row, AWA)) for row in results.rows if row not in large]
@@ -166,7 +146,7 @@ def _scaling(results: Results) -> Finding:
             costs.append(f"{rival} {min(factors):.1f} to {max(factors):.1f}")
     if costs:
         numbers += f" Time per iteration in units of AWA's, in the smaller scenarios: {', '.join(costs)}."
-    return _judged("AWA still works for N >= 64, where iDLG and AGIC become impractical", ahead, numbers, gains)
+    return judged("AWA still works for N >= 64, where iDLG and AGIC become impractical", ahead, numbers, gains)
 
 
 def _ratio(first: Cell, second: Cell) -> float | None:
@@ -176,14 +156,14 @@ def _ratio(first: Cell, second: Cell) -> float | None:
 
 def _gain(says: str, results: Results, better: str, worse: str) -> Finding:
     """Whether one form is better than another by all metrics, with relative changes as the paper has them."""
-    gains = _gains(results, results.rows[:1], better, worse)
-    return _judged(says, [gain.sign > 0 for gain in gains], "; ".join(map(_change, gains)) + ".", gains)
+    gains = gains_of(results, results.rows[:1], better, worse)
+    return judged(says, [gain.sign > 0 for gain in gains], "; ".join(map(_change, gains)) + ".", gains)
 
 
 def _no_worse(says: str, results: Results, method: str) -> Finding:
     """Whether a method does as well as granted labels: by PSNR, no worse than a margin; not decided if seeds differ."""
-    gains = _gains(results, results.rows[:1], method, GRANTED)
-    found = _judged(says, [gain.sign >= 0 for gain in gains], "; ".join(map(_change, gains)) + ".", gains)
+    gains = gains_of(results, results.rows[:1], method, GRANTED)
+    found = judged(says, [gain.sign >= 0 for gain in gains], "; ".join(map(_change, gains)) + ".", gains)
     least = min((gain.least for gain in gains if gain.metric == "psnr"), default=0.0)
     if found.outcome == "holds" and least < -MARGIN:
         return replace(found, outcome="not decided")
@@ -226,7 +206,7 @@ def _decline(results: Results) -> Finding:
             notes.append("ends within the spread")
         words.append(f"{measure.title} {', '.join(map(measure.show, values))} ({', '.join(notes)})")
     numbers = f"{results.here(rows[0])} to {results.here(rows[-1])}: {'; '.join(words)}."
-    return _judged("Quality declines moderately as E increases", falls, numbers, gains)
+    return judged("Quality declines moderately as E increases", falls, numbers, gains)
 
 
 def _recognized(says: str, results: Results) -> Finding:
@@ -241,7 +221,7 @@ def _recognized(says: str, results: Results) -> Finding:
         shares.append(share)
     part: Outcome = "holds in part" if statistics.mean(shares) >= 0.25 else "does not hold"
     cells = [results.at(row, AWA) for row in results.rows]
-    numbers = f"{'; '.join(words)} ({_counted(cells)})."
+    numbers = f"{'; '.join(words)} ({counted(cells)})."
     if min(len(cell.scored) for cell in cells) < LEAST_SEEDS:
         return Finding(says=says, numbers=numbers)
     return Finding(says=says, outcome="holds" if min(shares) >= 0.5 else part, numbers=numbers)
@@ -254,11 +234,15 @@ def _falling(tuning: Sequence[Evaluation], random: int) -> Finding:
     if not blind or not guided:
         return Finding(says=says)
     before, after = min(blind), min(guided)
+    # The least of more trials is less by chance alone; that guided ones are lower as a whole is not.
+    chance = float(mannwhitneyu(guided, blind, alternative="less").pvalue)
+    better: Outcome = "holds" if chance < CHANCE else "holds in part"
     return Finding(
         says=says,
-        outcome="holds" if after < before else "does not hold",
+        outcome=better if after < before else "does not hold",
         numbers=f"Smallest f(Q) of {times(len(blind), 'random trial')} {before:.4g}, of the "
-        f"{times(len(guided), 'trial')} after them {after:.4g}.",
+        f"{times(len(guided), 'trial')} after them {after:.4g}; medians {statistics.median(blind):.4g} and "
+        f"{statistics.median(guided):.4g} (rank-sum test, p = {chance:.2g}).",
     )
 
 
@@ -268,47 +252,19 @@ def _carrying(results: Results) -> Iterator[Finding]:
         (TUNED, results.rows[1:], "Q tuned once carries over to other scenarios"),
         (AWA, results.rows, "The paper's own Q, tuned for another network and other images, carries over to these"),
     ):
-        gains = {row: _gains(results, [row], method, APPROXIMATION) for row in rows}
+        gains = {row: gains_of(results, [row], method, APPROXIMATION) for row in rows}
         words = [f"{results.here(row)}: {', '.join(map(_change, own))}" for row, own in gains.items() if own]
         found = [gain for own in gains.values() for gain in own]
-        yield _judged(says, [gain.sign > 0 for gain in found], f"Against no weights at {'; '.join(words)}.", found)
+        yield judged(says, [gain.sign > 0 for gain in found], f"Against no weights at {'; '.join(words)}.", found)
 
 
 def _ours(results: Results) -> Iterator[Finding]:
     """What the paper does not have: our own attack beside AWA."""
     if STRONGEST not in results.methods:
         return
-    gains = _gains(results, results.rows, STRONGEST, AWA)
+    gains = gains_of(results, results.rows, STRONGEST, AWA)
     ahead = [gain.sign > 0 for gain in gains]
     decibels = [gain.mean for gain in gains if gain.metric == "psnr"]
     mean = f" {statistics.fmean(decibels):+.2f} dB in the mean." if decibels else ""
     says = "Not in the paper: our own attack, strongest, is better than AWA"
-    yield _judged(says, ahead, f"Ahead in {_of(ahead)}.{mean}", gains)
-
-
-def _gains(
-    results: Results, rows: Sequence[str], better: str, worse: str, metrics: Sequence[str] = PRINTED
-) -> list[Advantage]:
-    """How much better one method is than another in these cases, as far as both have numbers."""
-    found = [advantage(results.at(row, better), results.at(row, worse), metric) for row in rows for metric in metrics]
-    return [gain for gain in found if gain]
-
-
-def _of(ahead: Sequence[bool]) -> str:
-    return f"{sum(ahead)} of {len(ahead)} comparisons (scenario x metric)"
-
-
-def _judged(says: str, ahead: Sequence[bool], numbers: str, gains: Sequence[Advantage]) -> Finding:
-    """A claim by the comparisons that it rests on: which of them came out as the paper says."""
-    if not ahead or not gains:
-        return Finding(says=says)
-    seeds = min(gain.seeds for gain in gains)
-    least, most = (pick(gain.images for gain in gains) for pick in (min, max))
-    span = times(least, "image") if least == most else f"{least} to {most} images"
-    numbers = f"{numbers} n = {span}, {times(seeds, 'seed')}."
-    if seeds < LEAST_SEEDS:
-        return Finding(
-            says=says, numbers=f"{numbers} That is too few: a difference counts from {LEAST_SEEDS} seeds on."
-        )
-    part: Outcome = "holds in part" if 2 * sum(ahead) >= len(ahead) else "does not hold"
-    return Finding(says=says, outcome="holds" if all(ahead) else part, numbers=numbers)
+    yield judged(says, ahead, f"Ahead in {comparisons(ahead)}.{mean}", gains)

@@ -16,7 +16,7 @@ from undelta.report.read import read_audit
 from undelta.report.templates import escape
 from undelta.schema import parse, unknown
 from undelta.studies.audit import run_plan
-from undelta.studies.reproduce.findings import Finding
+from undelta.studies.reproduce.finding import Finding
 from undelta.studies.reproduce.render import write_reproduction
 from undelta.studies.reproduce.reproductions import (
     REPRODUCTIONS,

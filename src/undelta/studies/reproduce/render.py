@@ -16,7 +16,8 @@ from undelta.report.read import Audit
 from undelta.report.templates import escape
 from undelta.studies.reproduce import published
 from undelta.studies.reproduce.figures import write_charts, write_pictures, write_tuning
-from undelta.studies.reproduce.findings import Finding, findings_of
+from undelta.studies.reproduce.finding import Finding
+from undelta.studies.reproduce.findings import findings_of
 from undelta.studies.reproduce.published import PRINTED
 from undelta.studies.reproduce.reproductions import Asked, Reproduction
 from undelta.studies.reproduce.results import Cell, Results
