@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.server.strategy import FedAvg as OldFedAvg
 from flwr.serverapp.strategy import FedAvg
 
+from undelta.attacker.reconstruction import Reconstruction
 from undelta.client.private import Private
 from undelta.errors import ConfigError
 from undelta.integrations.flower import GuardOwn, record
 from undelta.integrations.flower_guard import REFUSED
 from undelta.integrations.guard import WITHHELD
+from undelta.observation import Observation
+from undelta.trials.config import make_attack
 
 from .federations import ARGUMENTS, IMAGE, DirectGrid, answer, client_app, federate, new_model, private_images
 from .federations import train as train_on_four
@@ -100,6 +104,21 @@ def test_an_update_that_reveals_its_image_stays_and_a_drowned_one_goes(
     for one, other in zip(plain, replies, strict=True):
         states = [reply.content.array_records["arrays"].to_torch_state_dict() for reply in (one, other)]
         assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_an_update_stays_on_which_the_attack_did_not_end(
+    monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
+) -> None:
+    guard = GuardOwn(**HOW, **ANALYTIC, truth=truth)
+    assert not refused(replies_of(client_app(train, [guard, zeroed])))
+    attack = make_attack("analytic", {})
+
+    def astray(observation: Observation, *, seed: int) -> Reconstruction:
+        return replace(attack(observation, seed=seed), status="diverged")
+
+    monkeypatch.setattr("undelta.integrations.guard.make_attack", lambda name, arguments: astray)
+    assert refused(replies_of(client_app(train, [guard, zeroed])))
+    assert "the attack ended as diverged" in said()
 
 
 def broken(context: Context) -> Private:

@@ -13,7 +13,7 @@ from undelta.cli.console import print_bounds
 from undelta.cli.progress import counting
 
 MEANING = (
-    "PSNR in dB. least MSE: of the least mean squared error. bound: what no attack's mean PSNR can be expected to "
+    "PSNR in dB. least MSE: of the least mean squared error. bound: the mean PSNR that no attack is expected to "
     "exceed, with its statistical error and the gap that more --products might close. highest: the bound of one image. "
     "linear: what the best linear estimate scores, with one draw of the noise. fixed: the share of directions in pixel "
     "space that are known to within 0.1. Noise is a deviation, also over the root mean square of the update."
