@@ -14,6 +14,7 @@ from .attacker.attacks import awa as awa
 from .attacker.attacks import cpl as cpl
 from .attacker.attacks import dlfa as dlfa
 from .attacker.attacks import dlg as dlg
+from .attacker.attacks import fedleak as fedleak
 from .attacker.attacks import geng_epoch as geng_epoch
 from .attacker.attacks import geng_gradient as geng_gradient
 from .attacker.attacks import geng_path as geng_path

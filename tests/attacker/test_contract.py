@@ -35,12 +35,13 @@ SHORT: dict[str, dict[str, Any]] = {
     "sme": {"steps": 12},
     "nl_sme": {"steps": 12},
     "pi_sme": {"steps": 12},
+    "fedleak": {"steps": 12},
     "dlfa": {"steps": 12},
     "analytic": {},
 }
 """Every attack, with settings that keep it short."""
 
-GRANTED = ("idlg_fedavg", "ig", "sapag", "agic", "sme", "nl_sme", "pi_sme")
+GRANTED = ("idlg_fedavg", "ig", "sapag", "agic", "sme", "nl_sme", "pi_sme", "fedleak")
 """Attacks whose papers take the labels as granted; the others infer or optimize them."""
 
 COUNTING = ("geng_epoch", "geng_path", "geng_gradient", "dlfa")

@@ -15,6 +15,7 @@ from undelta.attacker.distances import (
     l1,
     l2,
     l2_norms,
+    larger_entries,
     mismatch,
     relative_l2,
     with_cotangent,
@@ -125,7 +126,7 @@ def test_a_layer_of_larger_weight_matters_more(distance: Distance) -> None:
     assert distance(wrong_in_a, target, heavy_a) > distance(wrong_in_b, target, heavy_a)
 
 
-@pytest.mark.parametrize("distance", [cosine, l2, relative_l2, l2_norms, l1, gaussian_kernel])
+@pytest.mark.parametrize("distance", [cosine, l2, relative_l2, l2_norms, l1, gaussian_kernel, larger_entries])
 def test_a_cotangent_is_the_gradient_that_autograd_gives(distance: Distance) -> None:
     dummy, target = random_updates()
     some = weights(a=2, b=700, c=0.1)

@@ -19,6 +19,7 @@ from undelta.attacker.optimizers import (
     SGD,
     Adam,
     AdamW,
+    LookAheadAdam,
     Optimizer,
     constant,
     cosine_decay,
@@ -39,6 +40,7 @@ EACH: list[Optimizer] = [
     SGD(learning_rate=0.02),
     SGD(learning_rate=0.02, momentum=0.9),
     LBFGS(),
+    LookAheadAdam(),
 ]
 
 
@@ -250,3 +252,27 @@ def test_lbfgs_gives_up_after_too_many_recoveries(smooth: Observation) -> None:
     result = lbfgs(Failing(*range(2, 10_000)), steps=40)(smooth)
     assert result.status == "diverged"
     assert torch.isfinite(result.images).all()
+
+
+def test_a_step_that_looks_ahead_mixes_the_slopes_of_two_places_and_moves_once() -> None:
+    """On x² the slope here is 2x; Adam's first step from 1 goes the rate down, where the slope is less."""
+    x = torch.tensor([1.0], dtype=torch.float64)
+    seen = []
+
+    def slope() -> float:
+        seen.append(float(x))
+        x.grad = 2 * x.detach()
+        return float(x) ** 2
+
+    stepper = LookAheadAdam(learning_rate=0.1, ahead=0.25)([x])
+    loss = stepper.step(slope)
+    assert loss == 1
+    assert seen == pytest.approx([1, 0.9])
+    assert x.grad is not None
+    assert float(x.grad) == pytest.approx(0.75 * 2 + 0.25 * 1.8)
+    assert 0.88 < float(x) < 0.92  # from 1, not from 0.9: one step was kept
+
+
+def test_how_far_a_step_looks_ahead_is_a_share() -> None:
+    with pytest.raises(ConfigError, match="0 <= ahead <= 1"):
+        LookAheadAdam(ahead=1.5)

@@ -14,7 +14,7 @@ from undelta.attacker.attack import Attack
 from undelta.attacker.attacks import agic, analytic, awa, dlfa, dlg, geng_epoch, geng_gradient, geng_path, idlg, sme
 from undelta.attacker.canvas import Pixels
 from undelta.attacker.descent import Descent
-from undelta.attacker.distances import Distance, Weights, gaussian_kernel, l1, l2, l2_norms, relative_l2
+from undelta.attacker.distances import Distance, Weights, gaussian_kernel, l1, l2, l2_norms, larger_entries, relative_l2
 from undelta.attacker.weights import Decaying
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
@@ -187,6 +187,8 @@ BY_HAND: dict[str, tuple[Distance, float]] = {
     "l2_norms": (l2_norms, (2 * 0.5 + 5 * 5 / math.sqrt(10)) / 2),
     "l1": (l1, (2 * 3 + 5 * 7) / (2 * 6 + 5 * 4)),
     # variances 1 and 4, mean squares 5/2 and 25/2
+    # the larger half is 2 of [1, 2], which matches 4, and 3 of [3, 0], which matches -1
+    "larger_entries": (larger_entries, 2 * (2 / 4 + 0) + 5 * (4 / 1 + 2)),
     "gaussian_kernel": (gaussian_kernel, (2 * (1 - math.exp(-2.5)) + 5 * (1 - math.exp(-12.5 / 4))) / 7),
 }
 

@@ -69,6 +69,19 @@ def gaussian_kernel(dummy: Update, target: Update, weights: Weights) -> Tensor:
     return torch.stack(terms).sum() / torch.stack([weights[name] for name in dummy]).sum()
 
 
+def larger_entries(dummy: Update, target: Update, weights: Weights) -> Tensor:
+    """Σ q (|d − t|₁ / |t|₁ + 1 − cos(d, t)) over parameters, in the larger half of d's entries (FedLeak)."""
+    terms = []
+    for name, value in dummy.items():
+        sizes = value.detach().abs().flatten()
+        kept = value.detach().abs() >= sizes.kthvalue(len(sizes) // 2 + 1).values
+        d, t = value[kept], target[name][kept]
+        lengths = [_floor(torch.dot(each, each)).sqrt() for each in (d, t)]
+        gap = (d - t).abs().sum() / _floor(t.abs().sum())
+        terms.append(weights[name] * (gap + 1 - torch.dot(d, t) / (lengths[0] * lengths[1])))
+    return torch.stack(terms).sum()
+
+
 def with_cotangent(distance: Distance, dummy: Update, target: Update, weights: Weights) -> tuple[Tensor, Update]:
     """A distance and its gradient by the dummy update; the cosine's in closed form, since parameters are many."""
     if distance is cosine:

@@ -9,6 +9,7 @@ import typer
 from undelta.cli import (  # noqa: F401  (they add their commands to the application)
     attacking,
     auditing,
+    benching,
     bounding,
     showing,
     tuning,

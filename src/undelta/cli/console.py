@@ -18,6 +18,8 @@ from rich.text import Text
 from undelta.cli.app import printable
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
+    from undelta.studies.bench.cases import Benchmark
+    from undelta.studies.bench.row import Row
     from undelta.studies.comparison import Compared
     from undelta.studies.containment import Found
     from undelta.studies.tuning.outcome import Tuned
@@ -146,6 +148,32 @@ COLORS = {
     "resisted": "green",
     "not measured": "yellow",
 }
+
+
+def print_leaderboard(rows: Sequence[Row], benchmark: Benchmark) -> None:
+    """A row for each attack, the best first; below, why some have no rank."""
+    from undelta.studies.bench.row import ranked
+
+    cells, doubts, rank = [], [], 0
+    for row in ranked(rows, benchmark):
+        found = row.doubts(benchmark)
+        rank += not found
+        steps = row.client_steps()
+        each = [_number(row.psnr(case), ".1f") for case in benchmark.cases]
+        mark = "-" if found else str(rank)
+        cells.append((mark, row.name, f"{row.score(benchmark):.2f}", *each, _number(steps, ",.0f")))
+        doubts += [f"{row.name}: {words}." for words in found]
+    titles = ("rank", "attack", "score", *benchmark.cases, "steps")
+    _print_table(
+        titles, cells, words=("attack",), spare=("steps", *benchmark.cases), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for line in doubts:
+        typer.echo(printable(line))
+    typer.echo(
+        f"Version {benchmark.version}. score: mean gain in dB over each image's mean color, cases weighed alike; where "
+        "an attack is worse than that, or cannot be used (n/a), it gains nothing. Under the cases' names: PSNR in dB. "
+        f"steps: the longest case, in training steps of the client; {benchmark.budget:,.0f} are allowed."
+    )
 
 
 def print_judgment(judgment: Judgment) -> None:

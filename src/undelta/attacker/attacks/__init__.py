@@ -8,6 +8,7 @@ from undelta.attacker.attacks.analytic import analytic
 from undelta.attacker.attacks.awa import awa
 from undelta.attacker.attacks.dlfa import dlfa
 from undelta.attacker.attacks.dlg import cpl, dlg
+from undelta.attacker.attacks.fedleak import fedleak
 from undelta.attacker.attacks.geng import geng_epoch, geng_gradient, geng_path
 from undelta.attacker.attacks.gias import gias
 from undelta.attacker.attacks.gradinversion import gradinversion
@@ -35,6 +36,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "sme": sme,
     "nl_sme": nl_sme,
     "pi_sme": pi_sme,
+    "fedleak": fedleak,
     "dlfa": dlfa,
     "analytic": analytic,
 }
@@ -47,6 +49,7 @@ __all__ = [
     "cpl",
     "dlfa",
     "dlg",
+    "fedleak",
     "geng_epoch",
     "geng_gradient",
     "geng_path",

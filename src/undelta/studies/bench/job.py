@@ -1,0 +1,210 @@
+"""What `undelta bench` does: attack every case behind a fence, score what comes out, check that it knew nothing."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undelta.attacker.alone import KIND, NOT_APPLICABLE
+from undelta.attacker.attacks import ATTACKS
+from undelta.attacker.reconstruction import Reconstruction
+from undelta.client.private import Private
+from undelta.errors import ConfigError, DataError
+from undelta.evaluation.baselines import COLOR
+from undelta.evaluation.score import score
+from undelta.files import make_way, read_tensors
+from undelta.observation import Observation
+from undelta.observation.file import save_observation
+from undelta.schema import is_import, unknown
+from undelta.studies.bench.cases import Benchmark, Case, fingerprint, frozen, load_benchmark
+from undelta.studies.bench.row import Entry, Row, read_row, write_row
+from undelta.trials.config import make_attack, read_toml
+from undelta.trials.record import finite, versions
+
+SECRET_DRAWS = 2
+PATIENCE = 2.0  # times the budget, then an attack is interrupted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """An attack with its settings; ``per`` names what its iterations are divided by."""
+
+    name: str
+    attack: str
+    arguments: Mapping[str, Any]
+    per: str | None = None
+
+    def settings(self, case: Case) -> dict[str, Any]:
+        """In one case."""
+        if self.per is None:
+            return dict(self.arguments)
+        cost = max(1, int(getattr(case.scenario, self.per)))
+        return {**self.arguments, "steps": max(1, self.arguments["steps"] // cost)}
+
+
+def contestant(attack: str, arguments: Mapping[str, Any] | None = None, name: str | None = None) -> Contestant:
+    """A built-in attack with the iterations it has here, or the user's own; what is asked for wins."""
+    arguments, per = dict(arguments or {}), None
+    if attack in ATTACKS:
+        _, tables = read_toml(Path(__file__).with_name("attacks.toml"))
+        table = dict(tables.get(attack, {}))
+        per = table.pop("per", None)
+        per = None if "steps" in arguments else per
+        arguments = {**table, **arguments}
+    elif not is_import(attack):
+        raise ConfigError(unknown("attack", attack, ATTACKS))
+    make_attack(attack, arguments)
+    return Contestant(name=name or attack, attack=attack, arguments=arguments, per=per)
+
+
+def bench_job(
+    one: Contestant,
+    *,
+    out: Path,
+    only: Sequence[str] = (),
+    seed: int = 0,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> Row:
+    """Attack all cases, or only some, and write the row; the same call resumes."""
+    benchmark, frozen_ones = load_benchmark(), frozen()
+    for name in only:
+        if name not in benchmark.cases:
+            raise ConfigError(f"--cases: {unknown('case', name, benchmark.cases)}")
+    make_way(out)
+    row = _begun(one, benchmark, out)
+    wanted = [case for case in benchmark.cases.values() if not only or case.name in only]
+    first = wanted[0]
+    total = sum(len(case.seeds) for case in wanted) + 1 + SECRET_DRAWS
+    done = {(entry.case, entry.seed) for entry in row.entries}
+    with tempfile.TemporaryDirectory(prefix="undelta-bench-") as place:
+        for case in wanted:
+            for drawn in case.seeds:
+                told(len(row.entries), total)
+                if (case.name, drawn) in done:
+                    continue
+                private, observation = case.observe(drawn)
+                key = f"{case.name}-{drawn}"
+                exact = fingerprint(private, observation).compare(frozen_ones[key], f"case {key}")
+                entry, images = _attacked(one, case, drawn, private, observation, Path(place), benchmark, seed)
+                row = replace(row, entries=(*row.entries, replace(entry, exact=exact)))
+                if case is first and drawn == case.seeds[0] and images is not None:
+                    private.images.fill_(0.5)  # nobody could have had it, and now it is gone
+                    _, again = _attacked(one, case, drawn, private, observation, Path(place), benchmark, seed)
+                    row = replace(row, repeats=again is not None and torch.equal(images, again))
+                write_row(row, out)
+        while len(row.secret) < SECRET_DRAWS:
+            told(len(row.entries) + 1 + len(row.secret), total)
+            drawn = secrets.randbelow(2**31)
+            private, observation = first.observe(drawn, disguised=True)
+            entry, _ = _attacked(one, first, drawn, private, observation, Path(place), benchmark, seed)
+            row = replace(row, secret=(*row.secret, entry))
+            write_row(row, out)
+    told(total, total)
+    return row
+
+
+def _begun(one: Contestant, benchmark: Benchmark, out: Path) -> Row:
+    """The row so far."""
+    mine = Row(
+        benchmark=benchmark.version,
+        name=one.name,
+        attack=one.attack,
+        arguments=dict(one.arguments),
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        versions=versions(),
+    )
+    if not out.exists():
+        return mine
+    there = read_row(out, benchmark)
+    if (there.attack, dict(there.arguments)) != (mine.attack, dict(mine.arguments)):
+        raise ConfigError(f"{out} holds a row of {there.attack} with other settings; choose another --out")
+    return there
+
+
+def _attacked(
+    one: Contestant,
+    case: Case,
+    drawn: int,
+    private: Private,
+    observation: Observation,
+    place: Path,
+    benchmark: Benchmark,
+    seed: int,
+) -> tuple[Entry, torch.Tensor | None]:
+    """What the attack makes of one observation, in a process that holds nothing else; and its images."""
+    seen, found = place / "seen.safetensors", place / "found.safetensors"
+    save_observation(observation, seen)
+    found.unlink(missing_ok=True)
+    order = {
+        "observation": str(seen),
+        "attack": one.attack,
+        "arguments": one.settings(case),
+        "seed": seed,
+        "out": str(found),
+        "most_steps": PATIENCE * benchmark.budget,
+    }
+    process = subprocess.run(
+        [sys.executable, "-m", "undelta.attacker.alone"],
+        input=json.dumps(order),
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    entry = Entry(case=case.name, seed=drawn, status="failed")
+    if process.returncode:
+        said = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        status = "not applicable" if process.returncode == NOT_APPLICABLE else "failed"
+        return replace(entry, status=status, error=said), None
+    tensors, about = read_tensors(found, kind=KIND, error=DataError)
+    result = Reconstruction(
+        images=tensors["images"],
+        labels=tensors["labels"],
+        mismatch=float("nan") if about["mismatch"] is None else about["mismatch"],
+        iterations=about["iterations"],
+        seconds=about["seconds"],
+        status=about["status"],
+    )
+    try:
+        scored = score(result, private)
+    except DataError as problem:
+        return replace(entry, error=str(problem)), None
+    color = scored.baselines[COLOR].psnr
+    metrics = {name: finite(getattr(scored, name)) for name in ("psnr", "ssim", "lpips")}
+    numbers = {name: about[name] for name in ("mismatch", "iterations", "client_steps", "seconds")}
+    return replace(entry, status=result.status, color=color, **metrics, **numbers), result.images
+
+
+def verify_job(told: Callable[[int, int], None] = lambda done, total: None) -> dict[str, bool]:
+    """Make every observation again; whether each came out bit for bit, or only up to rounding."""
+    benchmark, expected = load_benchmark(), frozen()
+    pairs = [(case, seed) for case in benchmark.cases.values() for seed in case.seeds]
+    exact = {}
+    for number, (case, seed) in enumerate(pairs):
+        told(number, len(pairs))
+        key = f"{case.name}-{seed}"
+        exact[key] = fingerprint(*case.observe(seed)).compare(expected[key], f"case {key}")
+    told(len(pairs), len(pairs))
+    return exact
+
+
+def freeze() -> dict[str, dict[str, Any]]:
+    """The fingerprints of all cases as they come out here: what a new version of the benchmark freezes."""
+    benchmark = load_benchmark()
+    return {
+        f"{case.name}-{seed}": asdict(fingerprint(*case.observe(seed)))
+        for case in benchmark.cases.values()
+        for seed in case.seeds
+    }
