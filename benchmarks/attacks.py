@@ -24,7 +24,11 @@ from undelta.files import write_bytes
 from undelta.trials.record import SCHEMA
 from undelta.trials.trial import Outcome, Trial, run
 
+SURROGATE: dict[str, Any] = {"num_samples": 50, "epochs": 20, "batches": 5, "learning_rate": 0.004}
 CASES: dict[str, dict[str, Any]] = {
+    # SME's own configurations: heads of 100 (CIFAR-100) and 62 (FEMNIST) classes, whatever the images are.
+    "sme-color": {**SURROGATE, "model": "cnn", "classes": 100},
+    "sme-gray": {**SURROGATE, "model": "cnn28", "classes": 62},
     "short": {"num_samples": 16, "epochs": 10, "batches": 4, "learning_rate": 0.004, "model": "cnn"},
     "long": {"num_samples": 50, "epochs": 20, "batches": 5, "learning_rate": 0.004, "model": "cnn"},
     "weights": {
@@ -41,6 +45,9 @@ CASES: dict[str, dict[str, Any]] = {
 KNOWN = {"labels": "disclosed"}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "sme": ("sme", {"steps": 1000}),
+    "nl_sme": ("nl_sme", {"steps": 1000}),
+    "pi_sme": ("pi_sme", {"steps": 333}),
+    "fedleak": ("fedleak", {"steps": 500}),
     "strongest": ("strongest", {}),
     "strongest, quick": (
         "strongest",

@@ -1,0 +1,224 @@
+"""A peer's own code and ours on the same update, in turns: quality, and time.
+
+    git clone https://github.com/JunyiZhu-AI/surrogate_model_extension
+    python benchmarks/peers.py sme-gray --checkout surrogate_model_extension --data fashion-mnist-1000.npz \
+        --seeds 0 1 2 --out docs/results/peers.json
+    git clone https://github.com/JonasGeiping/breaching
+    python benchmarks/peers.py breaching-cnn --checkout breaching --data cifar10-1000.npz --out docs/results/peers.json
+
+Nothing of a peer's code is in this repository; bring a checkout of it and what it imports. The peer gets the same
+networks, the same labels in the same order, and no more. benchmarks/peers.md says what was found. A run that was
+interrupted resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import statistics
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from attacks import CASES
+from halves import ROWS, rows_of
+from torch import Tensor
+from workloads import write
+
+from undelta import Scenario, disclose, ig, score, sme
+from undelta.attacker.attack import Attack
+from undelta.attacker.reconstruction import Reconstruction
+from undelta.observation import Observation
+
+Theirs = Callable[[Observation, Path, int], Tensor]
+
+
+def sme_of_its_authors(observation: Observation, checkout: Path, iterations: int) -> Tensor:
+    """Their adversary wants the private images, for a PSNR along the way: it gets grey ones."""
+    sys.path.insert(0, str(checkout))
+    from sme.Adversary import IWU  # type: ignore[import-not-found]
+
+    before, after = observation.model(), observation.model()
+    before.load_state_dict(observation.initial)
+    after.load_state_dict(observation.received)
+    grey = observation.image.normalize(torch.full((observation.num_samples, *observation.image.shape), 0.5))
+    with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
+        adversary = IWU(
+            trainloader=[(grey, observation.labels)],
+            setup={"device": torch.device("cpu"), "dtype": torch.float32},
+            alpha=0.5,
+            test_steps=10**9,
+            path_to_res=place,
+            mean_std=(observation.image.mean, observation.image.std),
+            lamb=0.01,
+        )
+        adversary.net0, adversary.net1 = before, after
+        adversary.reconstruction(eta=1, beta=0.001, iters=iterations, lr_decay=True, save_figure=False)
+    return adversary.x.detach()  # type: ignore[no-any-return]
+
+
+class Settings(dict[str, Any]):
+    """A table whose entries are attributes, too, as breaching's configuration has it."""
+
+    __getattr__ = dict.__getitem__
+
+
+def breaching_of_its_authors(observation: Observation, checkout: Path, iterations: int) -> Tensor:
+    """Their "invertinggradients" on one gradient; only their attacks are imported, not their data and models."""
+    for name in ("breaching", "breaching.cases", "breaching.cases.models"):
+        package = types.ModuleType(name)
+        package.__path__ = [str(checkout.joinpath(*name.split(".")))]
+        sys.modules.setdefault(name, package)
+    from breaching.attacks import prepare_attack  # type: ignore[import-not-found]
+
+    model = observation.model()
+    model.load_state_dict(observation.initial)
+    rate = observation.training.learning_rate
+    names = [name for name, _ in model.named_parameters()]
+    gradients = [(observation.initial[name] - observation.received[name]) / rate for name in names]
+    optim = Settings(
+        optimizer="adam",
+        signed="hard",
+        step_size=0.1,
+        boxed=True,
+        max_iterations=iterations,
+        step_size_decay="step-lr",
+        langevin_noise=0.0,
+        warmup=0,
+        grad_clip=None,
+        callback=10**9,
+    )
+    variation = Settings(scale=0.02, inner_exp=1, outer_exp=1)  # the mean of both directions; ours is their sum
+    configuration = Settings(
+        type="invertinggradients",
+        attack_type="optimization",
+        objective=Settings(type="cosine-similarity", scale=1.0, task_regularization=0.0),
+        restarts=Settings(num_trials=1, scoring="cosine-similarity"),
+        init="randn",
+        normalize_gradients=False,
+        optim=optim,
+        differentiable_augmentations=False,
+        augmentations=Settings(),
+        regularization=Settings(total_variation=variation),
+        impl=Settings(dtype="float", mixed_precision=False, JIT=None),
+    )
+    image = observation.image
+    about = types.SimpleNamespace(shape=image.shape, mean=image.mean, std=image.std, modality="vision")
+    buffers = [value.clone() for value in model.buffers()]
+    payload = [{"parameters": [observation.initial[name] for name in names], "buffers": buffers, "metadata": about}]
+    known = {"num_data_points": observation.num_samples, "labels": observation.labels, "local_hyperparams": None}
+    shared = [{"gradients": gradients, "buffers": None, "metadata": known}]
+    attacker = prepare_attack(model, torch.nn.CrossEntropyLoss(), configuration)
+    found, _ = attacker.reconstruct(payload, shared, server_secrets={})
+    return found["data"].detach()  # type: ignore[no-any-return]
+
+
+class Duel(NamedTuple):
+    """A case, and two that attack it."""
+
+    scenario: dict[str, Any]
+    theirs: Theirs
+    ours: Callable[[int], Attack]
+    iterations: int
+
+
+ONE = {"epochs": 1, "batches": 1}
+DUELS = {
+    "sme-gray": Duel(CASES["sme-gray"], sme_of_its_authors, lambda steps: sme(steps=steps), 1000),
+    "sme-color": Duel(CASES["sme-color"], sme_of_its_authors, lambda steps: sme(steps=steps), 1000),
+    "breaching-cnn": Duel(
+        {**ONE, "model": "cnn", "num_samples": 8, "learning_rate": 0.01},
+        breaching_of_its_authors,
+        lambda steps: ig(steps=steps),
+        1000,
+    ),
+    "breaching-resnet18": Duel(
+        {
+            **ONE,
+            "model": "resnet18",
+            "model_arguments": {"stem": "imagenet"},
+            "image_size": 64,
+            "num_samples": 4,
+            "learning_rate": 1e-3,
+            "norm_mode": "eval",
+        },
+        breaching_of_its_authors,
+        lambda steps: ig(steps=steps),
+        200,
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("duel", choices=DUELS)
+    parser.add_argument("--checkout", type=Path, help="a clone of the peer's repository")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--rows", choices=ROWS, default="odd", help="which images of a .npz")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--iterations", type=int)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="only print what is there")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    cells: list[dict[str, Any]] = json.loads(given.out.read_text())["cells"] if given.out.exists() else []
+    duel = DUELS[given.duel]
+    steps = given.iterations or duel.iterations
+    data = rows_of(given.data, given.rows) if given.data.endswith(".npz") else given.data
+    for seed in () if given.table else given.seeds:
+        if any((cell["duel"], cell["seed"]) == (given.duel, seed) for cell in cells):
+            continue
+        scenario = Scenario(data=data, **duel.scenario)
+        private = scenario.draw(seed)
+        observation = disclose(private, scenario, seed=seed)
+        assert observation.labels is not None
+        for name in ("theirs", "ours"):
+            torch.manual_seed(seed)
+            began = time.process_time()
+            if name == "theirs":
+                images = duel.theirs(observation, given.checkout, steps)
+            else:
+                images = observation.image.normalize(duel.ours(steps)(observation, seed=seed).images)
+            seconds = time.process_time() - began
+            found = Reconstruction(
+                images=observation.image.denormalize(images).clamp(0, 1),
+                labels=observation.labels,
+                mismatch=float("nan"),
+                iterations=steps,
+                seconds=seconds,
+                status="completed",
+            )
+            scored = score(found, private)
+            cell = {"duel": given.duel, "seed": seed, "who": name, "psnr": scored.psnr, "ssim": scored.ssim}
+            cells.append({**cell, "processor_seconds": seconds, "iterations": steps})
+            print(json.dumps(cells[-1]), flush=True)
+        write(given.out, {"cells": cells})
+    print(table(cells))
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    lines = ["| duel | code | each draw | PSNR (dB) | SSIM | time, of theirs |", "|---|---|---|---|---|---|"]
+    for duel in dict.fromkeys(cell["duel"] for cell in cells):
+        own = [cell for cell in cells if cell["duel"] == duel]
+        times = {cell["seed"]: cell["processor_seconds"] for cell in own if cell["who"] == "theirs"}
+        for who in ("theirs", "ours"):
+            rows = [cell for cell in own if cell["who"] == who]
+            psnr, ssim = (statistics.fmean(row[key] for row in rows) for key in ("psnr", "ssim"))
+            ratios = [row["processor_seconds"] / times[row["seed"]] for row in rows]
+            spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if who == "ours" else ""
+            each = ", ".join(f"{row['psnr']:.1f}" for row in rows)
+            lines.append(
+                f"| {duel} | {who} | {each} | {psnr:.1f} | {ssim:.3f} | {statistics.median(ratios):.2f}{spread} |"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
