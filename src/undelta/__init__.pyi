@@ -28,6 +28,7 @@ from .attacker.attacks import pi_sme as pi_sme
 from .attacker.attacks import sapag as sapag
 from .attacker.attacks import sme as sme
 from .attacker.attacks import strongest as strongest
+from .attacker.attacks import tgias_ro as tgias_ro
 from .attacker.combine import Phases as Phases
 from .attacker.combine import Restarts as Restarts
 from .attacker.method import GradientMatching as GradientMatching

@@ -36,12 +36,13 @@ SHORT: dict[str, dict[str, Any]] = {
     "nl_sme": {"steps": 12},
     "pi_sme": {"steps": 12},
     "fedleak": {"steps": 12},
+    "tgias_ro": {"steps": 12},
     "dlfa": {"steps": 12},
     "analytic": {},
 }
 """Every attack, with settings that keep it short."""
 
-GRANTED = ("idlg_fedavg", "ig", "sapag", "agic", "sme", "nl_sme", "pi_sme", "fedleak")
+GRANTED = ("idlg_fedavg", "ig", "sapag", "agic", "sme", "nl_sme", "pi_sme", "fedleak", "tgias_ro")
 """Attacks whose papers take the labels as granted; the others infer or optimize them."""
 
 COUNTING = ("geng_epoch", "geng_path", "geng_gradient", "dlfa")

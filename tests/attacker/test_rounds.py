@@ -18,7 +18,7 @@ from undelta.attacker.labels import label_source
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.paths import LearnedPosition
 from undelta.attacker.priors import TotalVariation
-from undelta.attacker.replays import CoarseRollout, FullRollout
+from undelta.attacker.replays import CoarseRollout, FullRollout, OneStep
 from undelta.cli import app
 from undelta.client.disclose import disclose, disclose_with_secrets
 from undelta.client.private import Private, save_private
@@ -68,6 +68,20 @@ def test_the_loss_of_several_rounds_is_the_mean_over_them(replay: CoarseRollout 
     descent = Descent(method, observation, torch.Generator().manual_seed(0))
     value, _ = descent.problem.value(descent.images, descent.soft_labels(None))
     assert value.loss == pytest.approx(loss, rel=1e-12)
+
+
+def test_images_may_follow_the_median_of_the_rounds_pulls() -> None:
+    """A round that was spoiled moves the mean, and not the median."""
+    first, second, third = seen(torch.float64).rounds
+    noise = pure_noise(third, torch.Generator().manual_seed(0))
+    method = GradientMatching(replay=OneStep(), fusion="median")
+    pulls = [slope(method, one)[1] for one in (first, second, noise)]
+    _, fused = slope(method, together([first, second, noise]))
+    torch.testing.assert_close(fused, torch.stack(pulls).median(0).values, rtol=1e-12, atol=1e-16)
+    _, alone = slope(method, first)
+    torch.testing.assert_close(alone, slope(replace(method, fusion="mean"), first)[1], rtol=1e-12, atol=1e-16)
+    with pytest.raises(ConfigError, match="fusion mean or median"):
+        GradientMatching(replay=OneStep(), fusion="krum")  # type: ignore[arg-type]
 
 
 def test_every_round_learns_variables_of_its_own() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class Method(Objective):
     """Step along the sign of the gradient only (Geiping et al. 2020)."""
     smoothing: float = 0.0
     """The width of a blur of the gradient at the start, as a share of the image's side; it falls to none."""
+    fusion: Literal["mean", "median"] = "mean"
+    """How the gradients of several rounds become one: their mean, or entry by entry their median (Li et al. 2023)."""
     noise: float = 0.0
     """Gaussian noise on the images after every step, relative to the step length (Yin et al. 2021)."""
     box: bool = True
@@ -51,6 +53,8 @@ class Method(Objective):
             raise ConfigError(f"expected steps >= 1, got steps={self.steps}")
         if not 0 <= self.smoothing < 1:
             raise ConfigError(f"expected 0 <= smoothing < 1, got smoothing={self.smoothing}")
+        if self.fusion not in ("mean", "median"):
+            raise ConfigError(f"expected fusion mean or median, got {self.fusion!r}")
 
 
 class Descent:
@@ -163,7 +167,7 @@ class Descent:
             images = method.canvas.images(leaves, self.observation)
             labels = self.soft_labels(leaves.get("labels"))
         parts: list[Tensor] = []  # numbers with the slopes of the loss; torch takes longer to start with cotangents
-        losses, mismatches, share = [], [], 1 / len(problem.rounds)
+        losses, mismatches, slopes, share = [], [], list[Tensor](), 1 / len(problem.rounds)
         for number, (one, learned) in enumerate(problem.each(self.learned)):
             update, penalty_on_moments, pullback = one.replay(
                 images.detach(), labels.detach(), learned, one.moment_prior
@@ -177,7 +181,10 @@ class Descent:
             ridge = one.replay.ridge(learned)
             losses.append(distance + penalty_on_moments + (0.0 if ridge is None else ridge))
             with torch.enable_grad():
-                parts.append((images * (pulled.images * share)).sum())
+                if method.fusion == "mean":
+                    parts.append((images * (pulled.images * share)).sum())
+                else:
+                    slopes.append(pulled.images)
                 if pulled.labels is not None:
                     parts.append((labels * (pulled.labels * share)).sum())
                 terms = [penalty(images, labels) for penalty in one.penalties.values()]
@@ -192,6 +199,8 @@ class Descent:
                 self.learned[name].grad = gradient
         moving = [name for name in leaves if not name.startswith("_")]
         with torch.enable_grad():
+            if slopes:
+                parts.append((images * torch.stack(slopes).quantile(0.5, dim=0)).sum())
             total = torch.stack(parts).sum()
         gradients = torch.autograd.grad(
             total, [leaves[name] for name in moving], allow_unused=True, materialize_grads=True

@@ -18,6 +18,7 @@ from undelta.attacker.attacks.nl_sme import nl_sme, pi_sme
 from undelta.attacker.attacks.sapag import sapag
 from undelta.attacker.attacks.sme import sme
 from undelta.attacker.attacks.strongest import strongest
+from undelta.attacker.attacks.tgias_ro import tgias_ro
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
     "awa": awa,
@@ -37,6 +38,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "nl_sme": nl_sme,
     "pi_sme": pi_sme,
     "fedleak": fedleak,
+    "tgias_ro": tgias_ro,
     "dlfa": dlfa,
     "analytic": analytic,
 }
@@ -63,4 +65,5 @@ __all__ = [
     "sapag",
     "sme",
     "strongest",
+    "tgias_ro",
 ]
