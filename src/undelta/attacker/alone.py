@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,12 +109,11 @@ def _step_seconds(observation: Observation, clock: Callable[[], float]) -> float
 def main() -> None:
     """Do what the standard input says."""
     order = parse(Order, json.load(sys.stdin), where="order", error=ConfigError)
-    sys.path.append(str(Path.cwd()))  # an attack of the user's may be a file here
     sys.addaudithook(fence)
     try:
         attack_alone(order)
     except UndeltaError as problem:
-        print(" ".join(str(problem).split()), file=sys.stderr)  # noqa: T201
+        sys.stderr.write(" ".join(str(problem).split()) + "\n")
         sys.exit(NOT_APPLICABLE if isinstance(problem, MissingKnowledge) else REFUSED)
 
 

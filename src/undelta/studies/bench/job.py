@@ -34,6 +34,7 @@ from undelta.trials.record import finite, versions
 
 SECRET_DRAWS = 2
 PATIENCE = 2.0  # times the budget, then an attack is interrupted
+HANGING_SECONDS = 3600  # by the clock on the wall: one that waits for something takes no time of a processor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,21 +155,27 @@ def _attacked(
         "out": str(found),
         "most_steps": PATIENCE * benchmark.budget,
     }
-    process = subprocess.run(
-        [sys.executable, "-m", "undelta.attacker.alone"],
-        input=json.dumps(order),
-        text=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
     entry = Entry(case=case.name, seed=drawn, status="failed")
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "undelta.attacker.alone"],
+            input=json.dumps(order),
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=HANGING_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return replace(entry, error=f"no result after {HANGING_SECONDS} seconds"), None
     if process.returncode:
         said = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
         status = "not applicable" if process.returncode == NOT_APPLICABLE else "failed"
         return replace(entry, status=status, error=said), None
     tensors, about = read_tensors(found, kind=KIND, error=DataError)
+    if tensors["labels"].shape != private.labels.shape:
+        return replace(entry, error=f"expected {len(private)} labels, got {tuple(tensors['labels'].shape)}"), None
     result = Reconstruction(
         images=tensors["images"],
         labels=tensors["labels"],
