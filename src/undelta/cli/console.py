@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from undelta.studies.comparison import Compared
     from undelta.studies.containment import Found
     from undelta.studies.tuning.outcome import Tuned
-    from undelta.trials.bound_file import Bounded
+    from undelta.trials.bound_file import Bounded, Limit
     from undelta.trials.judgment import Judgment
     from undelta.trials.record import Record
     from undelta.trials.tradeoff import Tradeoff
@@ -156,10 +156,12 @@ def print_judgment(judgment: Judgment) -> None:
     metrics = [METRICS[key] for key in ("ssim", "psnr", "lpips")]
     shown = [verdict.exposed for verdict in verdicts if verdict.exposed]
     metrics = [metric for metric in metrics if any(getattr(one, metric.key) is not None for one in shown)]
+    bounded = any(verdict.bound for verdict in verdicts)
     console = Console()
     console.print(Text(printable(judgment.headline), "bold"))
+    titles = ("scenario", "defense", "verdict", "recognizable", *(metric.title for metric in metrics))
     _print_table(
-        ("scenario", "defense", "verdict", "recognizable", *(metric.title for metric in metrics), "attack"),
+        (*titles, *(("ceiling", "headroom") if bounded else ()), "attack"),
         [
             (
                 verdict.scenario,
@@ -167,6 +169,7 @@ def print_judgment(judgment: Judgment) -> None:
                 verdict.level,
                 MISSING if verdict.images is None else f"{verdict.recognizable} of {verdict.images}",
                 *(metric.show(getattr(verdict.exposed, metric.key, None)) for metric in metrics),
+                *(_limit(verdict.bound) if bounded else ()),
                 verdict.exposed.attack if verdict.exposed else MISSING,
             )
             for verdict in verdicts
@@ -179,9 +182,18 @@ def print_judgment(judgment: Judgment) -> None:
     )
     if shown:
         console.print(Text("Numbers are those of the most exposed image."))
+    if bounded:
+        from undelta.trials.bound_file import CEILING
+
+        console.print(Text(f"Ceiling: {CEILING}"))
     print_verdicts(judgment)
     if judgment.gate:
         console.print(Text(printable(judgment.gate.text), "bold"))
+
+
+def _limit(bound: Limit | None) -> tuple[str, str]:
+    """The ceiling and the headroom."""
+    return (bound and bound.ceiling) or MISSING, (bound and bound.headroom) or MISSING
 
 
 def print_verdicts(judgment: Judgment) -> None:
@@ -231,6 +243,8 @@ def print_tradeoff(tradeoff: Tradeoff) -> None:
         "PSNR": [_number(point.psnr, ".1f") for point in points],
         "worst": [_number(point.worst_psnr, ".1f") for point in points],
         "SSIM": [_number(point.worst_ssim, ".2f") for point in points],
+        "ceiling": [_limit(point.bound)[0] for point in points],
+        "headroom": [_limit(point.bound)[1] for point in points],
         "found": [_number(point.fraction_recovered, ".0%") for point in points],
         "epsilon": ["" if point.delta is None else _number(point.epsilon, ".3g") for point in points],
         "in all": ["" if point.delta is None else _number(point.epsilon_in_all, ".3g") for point in points],
@@ -242,6 +256,7 @@ def print_tradeoff(tradeoff: Tradeoff) -> None:
         zip([point.defense for point in points], *shown.values(), strict=True),
         words=("defense",),
         fold=("defense",),
+        spare=("SSIM", "found", "in all") if tradeoff.bounded else (),
         least=20,
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
