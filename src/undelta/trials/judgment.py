@@ -52,9 +52,11 @@ def pronounce(
     )
 
 
-def judge_records(records: Sequence[Record], thresholds: Thresholds = DEFAULT) -> Judgment:
+def judge_records(
+    records: Sequence[Record], thresholds: Thresholds = DEFAULT, bounds: Mapping[str, BoundFile] = NONE
+) -> Judgment:
     """Judge results as they are, whoever asked for them."""
-    return pronounce(records, {record.key: record for record in records}, thresholds=thresholds)
+    return pronounce(records, {record.key: record for record in records}, bounds=bounds, thresholds=thresholds)
 
 
 def judge_directory(store: RunDirectory) -> None:
