@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from undelta.cli import app
@@ -106,8 +107,29 @@ def test_headroom_is_what_the_strongest_attack_left(scenario: Path, tmp_path: Pa
     assert row.reached == record.psnr
     assert row.headroom == max(row.bound, row.mean_linear) - row.reached
     assert f"awa, reached {row.reached:.1f}" in row.text
+    alone, beside = tmp_path / "alone", tmp_path / "beside"
+    bound_job(scenario, question=FEW, out=alone)
+    bound_job(scenario, question=FEW, out=beside, run=tmp_path / "run")
+    heights = []
+    for path in (alone, beside):
+        with Image.open(path / "bound-seed-0.png") as sheet:
+            heights.append(sheet.height)
+    assert heights[1] - heights[0] == (heights[0] - 4) // 3, "one row more than originals, estimate and difference"
     with pytest.raises(DataError, match="no scored attack on this scenario's update"):
         bound_job(scenario, seeds=(1,), question=FEW, run=tmp_path / "run")
+
+
+def test_each_image_has_singular_values_and_directions_of_its_own_where_asked(scenario: Path, tmp_path: Path) -> None:
+    question = Question(sigmas=(1e-3,), products=20, directions=5)
+    counts: list[tuple[int, int]] = []
+    found = bound_job(scenario, question=question, out=tmp_path, told=lambda done, total: counts.append((done, total)))
+    images = found.spectra[0]["images"]
+    assert [len(one["leading"]) for one in images] == [5, 5]
+    assert all(one["trailing_at_most"][0] < one["leading"][0] for one in images)
+    assert counts[-1][0] <= counts[-1][1] == 30
+    assert (tmp_path / "directions-seed-0.png").stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match="expected directions >= 2"):
+        Question(directions=1)
 
 
 def test_what_has_no_bound_is_refused(scenario: Path) -> None:
@@ -128,5 +150,6 @@ def test_the_command_says_what_it_assumes(scenario: Path) -> None:
         "Gaussian prior",
         "linear around",
         "power spectrum is granted",
+        "last layer's inputs",
     ):
         assert words in result.stdout

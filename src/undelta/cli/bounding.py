@@ -81,6 +81,7 @@ def bound(
     typer.echo(MEANING)
     lines = [found.about, *(row.text for row in found.rows)]
     lines += [f"Singular values of {words}." for seen in found.spectra for words in _of_each(seen)]
+    lines += [f"Seed {seen['seed']}: {one.text}" for seen, one in zip(found.spectra, found.inputs, strict=True)]
     lines += ["Assumptions:", *(f"- {words}." for words in found.assumptions)]
     for line in (*lines, *(f"Note: {note}." for note in (*found.notes, *found.doubts))):
         typer.echo(printable(line))

@@ -97,6 +97,7 @@ def to_file(scenario: Scenario, answers: Sequence[Determined], error: str | None
         doubts=tuple(dict.fromkeys(doubt for one in answers for doubt in one.doubts)),
         rows=tuple(row for one in answers for row in one.rows),
         spectra=tuple(one.spectrum for one in answers),
+        inputs=tuple(one.inputs for one in answers),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         versions=versions(),
     )

@@ -27,6 +27,7 @@ from undelta.evaluation.determined import Whitened, ceilings, linear_reconstruct
 from undelta.evaluation.image_prior import FEWEST, ImagePrior
 from undelta.evaluation.jacobian import Jacobian, batches_of
 from undelta.evaluation.metrics import psnr
+from undelta.evaluation.read_off import ReadOff, read_off
 from undelta.evaluation.sent import sent
 from undelta.evaluation.spectrum import Alone, Spectrum, alone, spectrum
 from undelta.observation import Observation
@@ -86,6 +87,7 @@ class Determined:
     each: tuple[Alone, ...] = field(repr=False)
     """Of every image alone, if that was asked for."""
     spectrum: dict[str, Any]
+    inputs: ReadOff
     noise: str
     prior: str
     prior_psnr: float
@@ -143,6 +145,7 @@ def determine(
         pictures=pictures,
         each=each,
         spectrum=case.spectrum | ({"images": [one.values for one in each]} if each else {}),
+        inputs=read_off(observation, private),
         noise=channel.source,
         prior=words,
         prior_psnr=-10 * math.log10(prior.variance),

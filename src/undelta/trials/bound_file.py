@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from undelta.evaluation.read_off import ReadOff
 from undelta.schema import read_json
 from undelta.trials.record import ENDED, Record
 
@@ -91,7 +92,9 @@ class Bounded:
     def said(self) -> str:
         """The same without the update's name."""
         if self.loose:
-            said = f"the bound is between about {self.bound - self.gap:.1f} and {self.bound:.1f} dB; more products tell"
+            said = (
+                f"the bound is between about {self.bound - self.gap:.1f} and {self.bound:.1f} dB (more products tell)"
+            )
         else:
             said = f"under the assumptions, no attack is expected to exceed about {self.bound:.1f} dB"
         if self.mean_linear > self.bound + 2 * self.error:
@@ -132,6 +135,8 @@ class BoundFile:
     rows: tuple[Bounded, ...] = ()
     spectra: tuple[dict[str, Any], ...] = ()
     """Of each seed: the singular values of J, and how unlike the prior each image is."""
+    inputs: tuple[ReadOff, ...] = ()
+    """Of each seed: the last layer's inputs, read off without any optimization."""
     date: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
