@@ -158,7 +158,7 @@ def test_the_report_shows_ceilings_estimates_and_reasons(
     assert section.count("<tr") == 1 + 6
     assert "no bound: expected defenses that act on the update" in section
     assert "Assumptions: local" in section
-    assert page.count("best linear estimate at this noise") >= 4
+    assert page.count("linear estimate, granted the derivative") >= 4
     assert "Whatever the attack" in page
     rows = list(csv.DictReader((directory / "report.csv").read_text().splitlines()))
     assert [bool(row["ceiling"]) for row in rows] == [row["defense"] != "mixed up" for row in rows]

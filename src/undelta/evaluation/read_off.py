@@ -31,10 +31,10 @@ class ReadOff:
         """What it says."""
         if self.reason:
             return f"The last layer's inputs cannot be read off: {self.reason}."
-        beside = f"; those of other images, {max(self.others):.3f} or less" if self.others else ""
+        beside = f"; those of other images, {max(self.others):.4f} or less" if self.others else ""
         return (
             f"Read off without optimization: the last layer's inputs, {self.width} numbers an image, have cosines of "
-            f"{min(self.cosines):.3f} to {max(self.cosines):.3f} with the true ones{beside}."
+            f"{min(self.cosines):.4f} to {max(self.cosines):.4f} with the true ones{beside}."
         )
 
 

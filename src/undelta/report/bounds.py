@@ -16,7 +16,7 @@ from undelta.trials.bound_file import BOUNDS, Bounded, BoundFile, Limit, bound_k
 from undelta.trials.directory import PICTURES
 from undelta.trials.record import COMPLETED, UNDEFENDED, Record, summary
 
-ESTIMATE = "best linear estimate at this noise, granted J at the truth: not an attack"
+ESTIMATE = "linear estimate, granted the derivative at the originals: not an attack"
 COLUMNS = (
     Metric(key="sigma", title="Noise", form=".3g", hint="deviation on an entry of the update, root mean square"),
     Metric(key="least_mse", title="Least MSE", form=".1f", hint="decibels, of the least mean squared error"),
@@ -44,8 +44,10 @@ class Line:
     @property
     def cells(self) -> list[tuple[float | None, str]]:
         """Its numbers, and how they are shown."""
-        values = [(column, getattr(self.row, column.key) if self.row else None) for column in COLUMNS]
-        return [(value, column.show(value)) for column, value in values]
+        limit, row = Limit(row=self.row), self.row
+        texts = {"headroom": limit.headroom} | ({"sigma": "not sent"} if row and not row.sigma else {})
+        values = [(column, getattr(row, column.key) if row else None) for column in COLUMNS]
+        return [(value, texts.get(column.key) or column.show(value)) for column, value in values]
 
 
 def lines(audit: Audit) -> list[Line]:

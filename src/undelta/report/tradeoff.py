@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undelta.evaluation.measures import Metric
+from undelta.evaluation.measures import MISSING, Metric
 from undelta.report.charts import Chart, Mark, Series, chart
+from undelta.trials.bound_file import Limit
 from undelta.trials.tradeoff import Point, Tradeoff
 
 SIZE = (640, 360)
@@ -44,10 +45,10 @@ class Row:
     def cells(self) -> list[tuple[float | None, str]]:
         """Its numbers, and how they are shown; nothing was promised without differential privacy."""
         values = [(column, getattr(self.point, column.key)) for column in _shown(self.bounded)]
-        hidden = ("epsilon", "epsilon_in_all") if self.point.delta is None else ()
-        return [
-            (value, "" if value is None and column.key in hidden else column.show(value)) for column, value in values
-        ]
+        texts = dict.fromkeys(("epsilon", "epsilon_in_all") if self.point.delta is None else (), "")
+        limit = self.point.bound or Limit()
+        texts |= {"ceiling": limit.ceiling or MISSING, "headroom": limit.headroom or MISSING}
+        return [(value, texts.get(column.key, column.show(value))) for column, value in values]
 
     @property
     def standing(self) -> str:
