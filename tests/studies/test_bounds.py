@@ -12,12 +12,15 @@ import pytest
 
 from undelta.cli.console import print_judgment
 from undelta.errors import DataError
+from undelta.evaluation.lanczos import Krylov
 from undelta.report import write_report
 from undelta.studies import bounds
-from undelta.studies.audit import judge_job
+from undelta.studies.audit import judge_job, plan_recorded
 from undelta.studies.bound_case import Question
 from undelta.studies.bounds import Bounds, bound_all
+from undelta.studies.products import Kept
 from undelta.studies.screen import SILENT
+from undelta.studies.single import simulate_job
 from undelta.trials.bound_file import bound_key, read_bound, read_bounds
 from undelta.trials.directory import RunDirectory
 from undelta.trials.judgment import Judgment
@@ -117,30 +120,54 @@ def test_nobody_computes_what_is_there_and_failures_are_tried_again(
         path.write_bytes(content)
 
 
-def test_what_goes_wrong_is_written_down_and_a_stopped_one_stays_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def one(tmp_path: Path) -> Bounds:
+    """One task of the audit: the last one, since its undefended update costs the most."""
     (tmp_path / "audit.toml").write_text(TOML)
-    plan = load_plan(tmp_path / "audit.toml")
-    tasks = tasks_of(tmp_path, plan)
-    tasks = Bounds(directory=tasks.directory, keys=tasks.keys[:1], trials=tasks.trials)
+    tasks = tasks_of(tmp_path, load_plan(tmp_path / "audit.toml"))
+    return Bounds(directory=tasks.directory, keys=tasks.keys[-1:], trials=tasks.trials)
 
+
+def test_a_stopped_one_resumes_to_the_same_numbers(
+    audited: tuple[Path, Plan, Judgment], one: Bounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (key,) = one.keys
+    monkeypatch.setattr(bounds, "QUESTION", Question(products=20))
+    monkeypatch.setattr(Kept, "SECONDS", 0.0)
+    save, saved = Kept.save, list[str]()
+
+    def stop(self: Kept, name: str, found: Krylov) -> None:
+        save(self, name, found)
+        saved.append(name)
+        if len(saved) == 7:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Kept, "save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        one.work()
+    assert sorted(path.name for path in one.folder(key).iterdir()) == ["products.safetensors"]
+    assert one.unfinished() == [key]
+    one.work()
+    whole, again = read_bound(audited[0] / "bounds" / key), read_bound(one.folder(key))
+    assert whole is not None
+    assert again is not None
+    assert again.rows == whole.rows
+    assert sorted(path.name for path in one.folder(key).iterdir()) == ["bound.json", "pictures.safetensors"]
+
+
+def test_what_goes_wrong_is_written_down(one: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
     def raising(problem: BaseException) -> Callable[..., Any]:
         def fail(*_: object, **__: object) -> None:
             raise problem
 
         return fail
 
-    monkeypatch.setattr(bounds, "determine", raising(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        tasks.work()
-    assert tasks.unfinished()
     monkeypatch.setattr(bounds, "determine", raising(ArithmeticError("no\nroot")))
-    tasks.work()
-    found = read_bound(tasks.folder(tasks.keys[0]))
+    one.work()
+    found = read_bound(one.folder(one.keys[0]))
     assert found is not None
     assert found.error == "ArithmeticError: no root"
-    assert "ArithmeticError" in (tasks.folder(tasks.keys[0]) / "error.txt").read_text()
+    assert "ArithmeticError" in (one.folder(one.keys[0]) / "error.txt").read_text()
     assert not found.rows
 
 
@@ -166,6 +193,21 @@ def test_the_report_shows_ceilings_estimates_and_reasons(
         if row["ceiling"]:
             assert float(row["headroom"]) == pytest.approx(float(row["ceiling"]) - float(row["psnr"]))
     assert "## What no attack is expected to exceed" in (directory / "report.md").read_text()
+
+
+def test_a_recorded_update_has_a_reason_in_place_of_a_bound(tmp_path: Path) -> None:
+    scenario, seen, truth = (tmp_path / name for name in ("s.toml", "seen.safetensors", "truth.safetensors"))
+    scenario.write_text('data = "digits"\nnum_samples = 2\nmodel_arguments = { width = 2, hidden = 8 }\nbatches = 1\n')
+    simulate_job(scenario, observation_path=seen, truth_path=truth, seed=0)
+    plan = plan_recorded([seen], attacks=["ig"], truths=[truth])
+    tasks = tasks_of(tmp_path / "out", plan)
+    tasks.work()
+    store = RunDirectory(tmp_path / "out")
+    store.prepare(plan.text, plan.trials, Leases(worker="start"), title=plan.name)
+    (verdict,) = judge_job(plan, store).judgment.verdicts
+    assert verdict.bound is not None
+    assert verdict.bound.reason == "a recorded update does not tell its client's mini-batches"
+    assert verdict.bound.ceiling is None
 
 
 def test_a_damaged_bound_is_one_line_that_names_its_file(audited: tuple[Path, Plan, Judgment]) -> None:
