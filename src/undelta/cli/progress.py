@@ -102,9 +102,8 @@ class Terminal:
             plain = Plain()
 
             def show(progress: Progress) -> None:
-                line = ", ".join(
-                    (*_counts(progress, noun), *pace.left(progress))
-                )  # also where it is not said: time passes
+                # Also where it is not said: time passes.
+                line = ", ".join((*_counts(progress, noun), *pace.left(progress)))
                 plain.say(lambda: line)
 
             yield show
