@@ -31,7 +31,7 @@ from undelta.evaluation.metrics import psnr
 from undelta.evaluation.score import score
 from undelta.evaluation.sent import sent
 from undelta.evaluation.spectrum import spectrum
-from undelta.studies.bound import prior_of
+from undelta.studies.bound_case import prior_of
 from undelta.updates import inner
 
 SMALL = Scenario(

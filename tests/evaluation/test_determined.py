@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from undelta.client.defenses import DpSgd
 from undelta.client.disclose import disclose_with_secrets
 from undelta.client.private import Private
 from undelta.client.scenario import Scenario
@@ -19,7 +20,7 @@ from undelta.evaluation.determined import Whitened, ceilings, linear_reconstruct
 from undelta.evaluation.image_prior import ImagePrior
 from undelta.evaluation.jacobian import Jacobian, batches_of
 from undelta.evaluation.sent import Sent, sent
-from undelta.evaluation.spectrum import spectrum
+from undelta.evaluation.spectrum import alone, spectrum
 from undelta.observation import Observation
 from undelta.updates import Update, difference
 
@@ -180,10 +181,13 @@ def test_few_products_err_on_the_safe_side_and_more_close_the_gap() -> None:
 
 
 def test_an_update_that_says_nothing_leaves_the_prior() -> None:
-    jacobian, observation, _ = small()
+    jacobian, observation, private = small()
     prior = prior_of(SMALL)
     nothing = sent(jacobian.update, observation, replace(SMALL, defenses=({"defense": "pure_noise"},)).protection)
-    (found,) = ceilings(Whitened(jacobian=jacobian, sent=nothing, prior=prior))
+    whitened = Whitened(jacobian=jacobian, sent=nothing, prior=prior)
+    (found,) = ceilings(whitened)
+    pictures = linear_reconstruction(whitened, private.images)
+    assert torch.equal(pictures, prior.mean.expand_as(pictures))
     assert found.psnr == pytest.approx([-10 * math.log10(prior.variance)] * 2)
     assert found.products == 4
     assert found.error < 1e-12  # signs in the prior's basis have no variance there
@@ -215,6 +219,20 @@ def test_singular_values_are_those_of_the_dense_matrix() -> None:
         count = int((values > threshold).sum())
         assert found.above(float(threshold)) == pytest.approx(count, rel=0.35)
     assert found.fixed(float(values[60]) * 0.1) == found.above(float(values[60]))
+
+
+def test_singular_values_of_one_image_alone_are_those_of_its_columns() -> None:
+    jacobian, _, _ = small()
+    columns = dense(jacobian).view(-1, 2, 64)[:, 1]
+    values = torch.linalg.svdvals(columns)
+    found = alone(jacobian, 1, products=30)
+    assert found.leading == pytest.approx(values[:5].tolist(), rel=1e-4)
+    assert all(bound >= float(value) for bound, value in zip(found.trailing, values.flip(0), strict=False))
+    assert float((columns @ found.free.flatten()).norm()) == pytest.approx(found.trailing[0], rel=1e-6)
+    assert float((columns @ found.fixed.flatten()).norm()) == pytest.approx(found.leading[0], rel=1e-6)
+    assert float(found.free.norm()) == pytest.approx(1)
+    whole = alone(jacobian, 1, products=64)
+    assert whole.trailing[0] == pytest.approx(float(values[-1]), abs=1e-6 * float(values[0]))
 
 
 def test_a_prior_s_basis_is_orthonormal_and_its_fit_finds_the_variances() -> None:
@@ -262,10 +280,33 @@ def test_noise_and_quantization_have_their_deviations() -> None:
         defended({"defense": "quantization", "bits": 1})
 
 
-def test_dp_sgd_s_noise_adds_up_over_the_steps() -> None:
-    found, _, scenario = defended({"defense": "dp_sgd", "noise_multiplier": 2.0, "norm": 0.5})
-    expected = 0.05 * 2.0 * 0.5 * scenario.batches / 2 * math.sqrt(2)
-    assert found.size == pytest.approx(expected)
+@pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
+def test_dp_sgd_s_noise_is_what_its_steps_add(sampling: str) -> None:
+    """The covariance of updates over draws of the noise: the same on every entry, and none between entries."""
+    scenario = replace(SMALL, model="mlp", model_arguments={"hidden": [4]}, num_samples=4, epochs=3, learning_rate=0.02)
+    table = {"defense": "dp_sgd", "norm": 0.5, "sampling": sampling}
+    loud, quiet = (replace(scenario, defenses=({**table, "noise_multiplier": z},)) for z in (2.0, 0.0))
+    private, draws, count = scenario.draw(0), list[Tensor](), 40
+    (noise,), (silence,) = (cast("list[DpSgd]", one.protection) for one in (loud, quiet))
+    observation, _ = disclose_with_secrets(private, loud, seed=0, dtype=torch.float64)
+    inputs = observation.image.normalize(private.images.double())
+    for draw in range(count):
+        ends = []
+        for defense in (noise, silence):  # the same mini-batches
+            model = observation.model()
+            defense.accounted_walk(model, inputs, private.labels, scenario.training, seed=("draw", draw))
+            ends.append(torch.cat([value.detach().flatten() for value in model.parameters()]))
+        draws.append(ends[0] - ends[1])
+    seen = torch.stack(draws)
+    update = {name: value - observation.initial[name] for name, value in observation.received.items()}
+    found = sent(update, observation, loud.protection)
+    assert "DP-SGD's noise" in found.source
+    entries = seen.shape[1]
+    assert float(seen.square().mean().sqrt()) == pytest.approx(found.size, rel=4 / math.sqrt(2 * count * entries))
+    assert float((seen.square().mean(0) / found.size**2).std()) == pytest.approx(math.sqrt(2 / count), rel=0.25)
+    between = seen.T @ seen / count / found.size**2
+    off = between[~torch.eye(entries, dtype=torch.bool)]
+    assert float(off.square().mean().sqrt()) == pytest.approx(1 / math.sqrt(count), rel=0.1)
 
 
 def test_clipping_is_differentiated_and_pruned_entries_are_not_seen() -> None:

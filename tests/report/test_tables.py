@@ -31,7 +31,7 @@ def exported(audit: Audit) -> dict[str, str]:
     labels = attack_labels(audit.records)
     means = settings(audit.records, labels)
     return {
-        "csv": csv_table(audit.records, labels),
+        "csv": csv_table(audit, labels),
         "md": markdown(audit, means, labels, "today"),
         "tex": latex(audit, means),
     }
@@ -117,7 +117,7 @@ def test_no_name_is_an_option_of_the_row_before_it_in_latex(read: Audit, name: s
 def test_negative_numbers_of_a_csv_stay_numbers(read: Audit) -> None:
     record = next(record for record in read.records if record.scored)
     changed = replace(record, ssim=-0.25)
-    rows = list(csv.DictReader(io.StringIO(csv_table([changed], {record.key: "awa"}))))
+    rows = list(csv.DictReader(io.StringIO(csv_table(replace(read, records=(changed,)), {record.key: "awa"}))))
     assert rows[0]["ssim"] == "-0.25"
 
 

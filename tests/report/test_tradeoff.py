@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import pytest
 from undelta.errors import DataError
 from undelta.report import write_report
 from undelta.report.charts import Mark, Series, chart
-from undelta.report.tradeoff import rows, tradeoff_chart
-from undelta.trials.tradeoff import Point, Tradeoff, compare, read_tradeoff
+from undelta.report.tradeoff import columns, rows, tradeoff_chart
+from undelta.trials.bound_file import Bounded, Limit
+from undelta.trials.tradeoff import Point, Tradeoff, compare, read_tradeoff, sentences
 
 from .audits import AuditCopy
 from .browsing import Browser, find, find_all
@@ -109,6 +110,26 @@ def test_without_any_accuracy_there_is_a_table_and_no_chart(tmp_path: Path) -> N
     read = read_tradeoff(tmp_path)
     assert read is not None
     assert tradeoff_chart(read) is None
+
+
+def test_ceilings_are_columns_and_marks_where_they_were_asked_for() -> None:
+    numbers: dict[str, Any] = {"seed": 0, "sigma": 0.01, "update_rms": 0.02, "least_mse": 16.5, "error": 0.2}
+    row = Bounded(**numbers, bound=27.0, gap=0.1, images=(27.0,), linear=(28.5,), fixed=0.2, products=40, reached=25.0)
+    tight, loose = Limit(row=row), Limit(row=replace(row, gap=9.0))
+    points = (
+        point("none", 25.0, 0.9, bound=loose),
+        point("noisy", 25.0, 0.8, bound=tight),
+        point("mixed up", 12.0, 0.7, bound=Limit(reason="got mixup")),
+    )
+    read = tradeoff(points=points)
+    assert [column.title for column in columns(read)][1:4] == ["PSNR", "Ceiling", "Headroom"]
+    shown = [[text for _, text in one.cells][2:4] for one in rows(read)]
+    assert shown == [["<28.5", "<3.5"], ["28.5", "3.5"], ["n/a", "n/a"], ["n/a", "n/a"]]
+    assert "Ceiling" not in [column.title for column in columns(tradeoff())]
+    drawn = tradeoff_chart(read)
+    assert drawn is not None
+    assert [mark.text for mark in drawn.lines[-1].marks] == ["noisy, accuracy 80.0%, ceiling 28.50 dB"]
+    assert "No bound for mixed up: got mixup." in sentences(read)
 
 
 def test_labels_do_not_lie_on_each_other() -> None:

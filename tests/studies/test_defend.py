@@ -306,7 +306,7 @@ def test_what_was_not_measured_is_neither_on_the_front_nor_at_the_level_of_noise
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("defend")
-    defend_job(write(directory / "small.toml"), out=directory / "out", workers=Workers(count=1))
+    defend_job(write(directory / "small.toml"), out=directory / "out", workers=Workers(count=1), bound=True)
     return directory
 
 
@@ -337,6 +337,35 @@ def test_a_run_from_start_to_end(finished: Path, capsys: pytest.CaptureFixture[s
     for word in ("private", "epsilon", "accuracy", REFERENCE.split()[0]):
         assert word in shown
     assert any("From the scenario's own update" in line for line in sentences(done.tradeoff))
+
+
+def test_every_defense_has_a_ceiling_beside_its_leakage_or_the_reason_why_not(finished: Path) -> None:
+    result = read_tradeoff(finished / "out")
+    assert result is not None
+    none, short, private, summed = (one.bound for one in result.points)
+    assert none is not None
+    assert short is not None
+    assert private is not None
+    assert private.row is not None
+    assert private.row.sigma == pytest.approx(2.0 * 0.1 / 3)  # one step of η z C/N
+    assert (summed and summed.reason) == "expected one client and one observed round, got a scenario with several"
+    nothing = result.reference.bound
+    assert nothing is not None
+    assert nothing.row is not None
+    assert nothing.row.fixed == 0
+    assert "nothing of the update is sent" in nothing.text
+    assert nothing.row.ceiling < private.row.ceiling + 1
+    records = [json.loads(path.read_text()) for path in (finished / "out").glob("trials/*/record.json")]
+    for one in (*result.points, result.reference):
+        if one.bound and one.bound.row:
+            seed = one.bound.row.seed
+            reached = max(item["psnr"] for item in records if (item["defense"], item["seed"]) == (one.defense, seed))
+            assert one.bound.row.reached == reached
+            assert one.headroom == pytest.approx((one.ceiling or 0) - reached)
+    said = sentences(result)
+    assert any(line.startswith("Ceiling: ") for line in said)
+    assert "No bound for summed: expected one client and one observed round, got a scenario with several." in said
+    assert len(list((finished / "out").glob("bounds/*/bound.json"))) == 10, "one for each update, of both seeds"
 
 
 def test_a_second_run_does_nothing_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def idlg(observation: Observation, generator: torch.Generator) -> Tensor:
             f"iDLG recovers one label, but this client reported num_samples={observation.num_samples}. "
             "Use labels = geng or dlfa, or grant labels in the scenario."
         )
-    rows = -_last(observation).weight  # the gradient's direction
+    rows = -last_layer(observation).weight  # the gradient's direction
     return rows.sum(1).argmin()[None]
 
 
@@ -67,7 +67,7 @@ def yin(observation: Observation, generator: torch.Generator) -> Tensor:
             f"Yin's rule gives every class once, but {observation.num_samples} samples of "
             f"{observation.image.classes} classes must repeat. Use labels = geng or dlfa."
         )
-    rows = -_last(observation).weight
+    rows = -last_layer(observation).weight
     return _shuffled(rows.amin(1).argsort()[: observation.num_samples].sort().values, generator)
 
 
@@ -90,7 +90,7 @@ def bias(observation: Observation, generator: torch.Generator) -> Tensor:
 
     Ours: count_c = N·(p̄_c − ∂b_c) with p̄ averaged along the path; needs a last layer with a bias.
     """
-    last = _last(observation)
+    last = last_layer(observation)
     if last.bias is None:
         raise MissingKnowledge("the last layer has no bias. Use labels = dlfa.")
     gradient = -last.bias / observation.path_length
@@ -112,7 +112,7 @@ def auto(observation: Observation, generator: torch.Generator) -> Tensor:
         if observation.num_samples > observation.image.classes:
             return joint(observation, generator)
         return (idlg if observation.num_samples == 1 else yin)(observation, generator)
-    return (dlfa if _last(observation).bias is None else bias)(observation, generator)
+    return (dlfa if last_layer(observation).bias is None else bias)(observation, generator)
 
 
 LABELS: dict[str, LabelSource] = {
@@ -134,7 +134,7 @@ def label_source(name: str) -> LabelSource:
     return LABELS[name]
 
 
-class _Last(NamedTuple):
+class LastLayer(NamedTuple):
     """The last linear layer: its observed update, and what is needed to probe it."""
 
     observation: Observation
@@ -145,8 +145,21 @@ class _Last(NamedTuple):
     start: Update
     update: Update
 
+    def seen(self, place: float, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's inputs (n, features) and the network's outputs on normalized images, at a point of the path."""
+        seen: list[Tensor] = []
+        module = self.network.model.get_submodule(self.name)
+        hook = module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+        try:
+            with torch.no_grad():
+                outputs = self.network.outputs(along(self.start, self.update, place), images)
+        finally:
+            hook.remove()
+        return seen[0].flatten(1), outputs
 
-def _last(observation: Observation) -> _Last:
+
+def last_layer(observation: Observation) -> LastLayer:
+    """The layer that the classes come out of."""
     if observation.training.loss != "cross_entropy":
         raise MissingKnowledge(
             f"labels are inferred from a softmax and cross-entropy, but the loss is {observation.training.loss!r}. "
@@ -161,7 +174,7 @@ def _last(observation: Observation) -> _Last:
                 break
             key = weight.removesuffix("weight") + "bias"
             told = without(update, decayed(observation, start, update))
-            return _Last(observation, layer.name, told[weight], told.get(key), network, start, update)
+            return LastLayer(observation, layer.name, told[weight], told.get(key), network, start, update)
     raise MissingKnowledge(
         f"labels are inferred from the update of a last linear layer with {classes} outputs, which this observation "
         "lacks. Grant labels in the scenario."
@@ -174,26 +187,18 @@ class _Probed(NamedTuple):
     magnitude: Tensor  # () the same of absolute values
 
 
-def _probe(last: _Last, place: float, generator: torch.Generator) -> _Probed:
+def _probe(last: LastLayer, place: float, generator: torch.Generator) -> _Probed:
     """Softmax outputs and last-layer inputs on random images, at a point of the path."""
     observation = last.observation
     images = torch.randn((PROBES, *observation.image.shape), generator=generator, dtype=observation.dtype)
-    seen: list[Tensor] = []
-    module = last.network.model.get_submodule(last.name)
-    hook = module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    try:
-        with torch.no_grad():
-            point = along(last.start, last.update, place)
-            shares = last.network.outputs(point, images.to(observation.device)).softmax(1).mean(0)
-    finally:
-        hook.remove()
-    features = seen[0].flatten(1)
+    features, outputs = last.seen(place, images.to(observation.device))
+    shares = outputs.softmax(1).mean(0)
     return _Probed(shares, features.sum(1).mean(), features.abs().sum(1).mean())
 
 
 def _row_counts(observation: Observation, generator: torch.Generator, steps: int) -> Tensor:
     """Mean over the steps of Σ p̂ − (N/Ō)·Σ ∂W, statistics interpolated between both ends; one step is θ alone."""
-    last = _last(observation)
+    last = last_layer(observation)
     rows = (-last.weight / observation.path_length).sum(1)
     first, final = _probe(last, 0.0, generator), _probe(last, 1.0, generator)
     places = torch.arange(steps).to(rows) / steps

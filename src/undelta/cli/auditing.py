@@ -52,6 +52,7 @@ def audit(
     junit: Annotated[Path | None, typer.Option(help="Write the verdicts as JUnit XML.")] = None,
     sarif: Annotated[Path | None, typer.Option(help="Write the verdicts as SARIF.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json instead of tables.")] = False,
+    bound: options.Bound = False,
     retry_failed: options.RetryFailed = False,
     checkpoint_seconds: options.CheckpointSeconds = 30.0,
 ) -> None:
@@ -102,6 +103,7 @@ def audit(
             retry_failed=retry_failed,
             gates=parse_gates(parse_settings(fail_above or []), parse_settings(fail_below or [])),
             closed=fail_closed,
+            bound=bound,
             say=warn,
             screen=Terminal(),
         )
@@ -141,6 +143,7 @@ def defend(
     workers: options.Workers = None,
     backend: options.Backend = "processes",
     threads: options.Threads = 1,
+    bound: options.Bound = False,
     retry_failed: options.RetryFailed = False,
 ) -> None:
     """Weigh defenses: what each leaks, and what it costs in accuracy.
@@ -159,6 +162,7 @@ def defend(
             seeds=parse_seeds(seeds) or (),
             workers=Workers(backend=backend, count=workers, threads=threads),
             retry_failed=retry_failed,
+            bound=bound,
             say=warn,
             screen=Terminal(),
         )

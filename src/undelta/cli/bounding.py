@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,6 +37,9 @@ def bound(
         typer.Option(help="Whether attackers know each private image's power spectrum, or only that of public ones."),
     ] = True,
     products: Annotated[int, typer.Option(min=20, help="Products with the Jacobian; more close the gap.")] = 200,
+    directions: Annotated[
+        int, typer.Option(min=0, help="Products more for each image's own singular values and directions, such as 20.")
+    ] = 0,
     run: Annotated[
         Path | None, typer.Option(help="Results of attacks on the same updates, to compare with the bound.")
     ] = None,
@@ -54,15 +57,19 @@ def bound(
     """
     from undelta.schema import numbers
     from undelta.studies.bound import bound_job
+    from undelta.studies.bound_case import Question
 
     with resumable(), counting("products") as told:
         found = bound_job(
             scenario,
             seeds=parse_seeds(seeds) or (0,),
-            sigmas=() if sigma is None else numbers("--sigma", sigma, float),
-            public=public,
-            own_spectra=own_spectra,
-            products=products,
+            question=Question(
+                sigmas=() if sigma is None else tuple(numbers("--sigma", sigma, float)),
+                public=public,
+                own_spectra=own_spectra,
+                products=products,
+                directions=directions,
+            ),
             initial=initial,
             run=run,
             out=out,
@@ -72,14 +79,23 @@ def bound(
         )
     print_bounds(found.rows)
     typer.echo(MEANING)
-    typer.echo(
-        printable(f"Noise: {found.noise}. Prior: {found.prior}; its mean alone scores {found.prior_psnr:.1f} dB.")
-    )
-    lines = [row.text for row in found.rows] + ["Assumptions:"] + [f"- {words}." for words in found.assumptions]
-    for line in (*lines, *(f"Note: {note}." for note in found.notes)):
+    lines = [found.about, *(row.text for row in found.rows)]
+    lines += [f"Singular values of {words}." for seen in found.spectra for words in _of_each(seen)]
+    lines += [f"Seed {seen['seed']}: {one.text}" for seen, one in zip(found.spectra, found.inputs, strict=True)]
+    lines += ["Assumptions:", *(f"- {words}." for words in found.assumptions)]
+    for line in (*lines, *(f"Note: {note}." for note in (*found.notes, *found.doubts))):
         typer.echo(printable(line))
     if out is not None:
-        sheets = ", ".join(
-            str(out / f"bound-seed-{seed}.png") for seed in dict.fromkeys(row.seed for row in found.rows)
-        )
+        kinds = ("bound", "directions") if directions else ("bound",)
+        chosen = dict.fromkeys(row.seed for row in found.rows)
+        sheets = ", ".join(str(out / f"{kind}-seed-{seed}.png") for seed in chosen for kind in kinds)
         typer.echo(f"Pictures: {sheets} {PRIVATE}\nNumbers:  {out / 'bound.json'}")
+
+
+def _of_each(seen: dict[str, Any]) -> list[str]:
+    """The largest and the smallest singular value of every image alone, in words."""
+    return [
+        f"image {number} alone, seed {seen['seed']}: from {one['leading'][0]:.2g} to {one['trailing_at_most'][0]:.2g} "
+        "or less"
+        for number, one in enumerate(seen.get("images", ()), 1)
+    ]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import typer
 from rich import box
-from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from undelta.cli.app import printable
+from undelta.cli.tables import MISSING, draw_table, number
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from undelta.studies.bench.cases import Benchmark
@@ -23,52 +21,11 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from undelta.studies.comparison import Compared
     from undelta.studies.containment import Found
     from undelta.studies.tuning.outcome import Tuned
-    from undelta.trials.bound_file import Bounded
+    from undelta.trials.bound_file import Bounded, Limit
     from undelta.trials.judgment import Judgment
     from undelta.trials.record import Record
     from undelta.trials.tradeoff import Tradeoff
     from undelta.trials.verdict import Verdict
-
-MISSING = "n/a"
-FOLDED = 9  # columns that a name has at least
-
-
-# What came of it
-
-
-def _print_table(
-    titles: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    words: Collection[str],
-    fold: Collection[str] = (),
-    spare: Sequence[str] = (),
-    least: int | None = None,
-    **form: Any,
-) -> None:
-    """Columns of words to the left, of numbers to the right; those that may be folded are at least so wide.
-
-    Where a terminal is narrow, the columns that can be spared are left out, one after the other.
-    """
-    console, lines = Console(), [*rows]
-    gone: set[str] = set()
-    for title in (None, *spare):
-        gone |= {title} if title else set()
-        table = Table(**form)
-        kept = [index for index, one in enumerate(titles) if one not in gone]
-        for index in kept:
-            side: Literal["left", "right"] = "left" if titles[index] in words else "right"
-            if titles[index] in fold:
-                table.add_column(titles[index], justify=side, overflow="fold", min_width=least or FOLDED)
-            else:
-                cells = [titles[index], *(printable(row[index]) for row in lines)]
-                table.add_column(titles[index], justify=side, no_wrap=True, min_width=max(map(cell_len, cells)))
-        for row in lines:
-            table.add_row(*(Text(printable(row[index])) for index in kept))
-        whole = console.options.update(max_width=1000)  # or it would say what it is cut to
-        if Measurement.get(console, whole, table).minimum <= console.width:
-            break
-    console.print(table)
 
 
 def print_table(records: Sequence[Record]) -> None:
@@ -81,7 +38,7 @@ def print_table(records: Sequence[Record]) -> None:
     def value(record: Record, key: str) -> float | None:
         return getattr(record.floor, "mismatch", None) if key == "floor" else getattr(record, key)
 
-    _print_table(
+    draw_table(
         ("attack", *(metric.title for metric in metrics), "status"),
         [(one.attack, *(metric.show(value(one, metric.key)) for metric in metrics), one.status) for one in records],
         words=("attack", "status"),
@@ -101,7 +58,7 @@ def print_table(records: Sequence[Record]) -> None:
 
 def print_containment(found: Sequence[Found]) -> None:
     """A row for each picture."""
-    _print_table(
+    draw_table(
         ("picture", "outside of the update's span", "p-value"),
         [(name, f"{containment.outside:.2g}", f"{containment.p_value:.3f}") for name, containment in found],
         words=("picture",),
@@ -117,7 +74,7 @@ def print_floors(columns: Mapping[str, Sequence[float | None]]) -> None:
         known = [value for value in values if value is not None]
         mean = f"{statistics.fmean(known):.5f}" if known else MISSING
         rows.append((name, mean, f"{min(known):.2g} to {max(known):.2g}" if len(known) > 1 else ""))
-    _print_table(("replay", "mismatch at the truth", "spread"), rows, words=("replay",), fold=("replay",))
+    draw_table(("replay", "mismatch at the truth", "spread"), rows, words=("replay",), fold=("replay",))
 
 
 def print_bounds(rows: Sequence[Bounded]) -> None:
@@ -133,12 +90,12 @@ def print_bounds(rows: Sequence[Bounded]) -> None:
         "highest": [f"{max(row.images):.1f}" for row in rows],
         "linear": [f"{row.mean_linear:.1f}" for row in rows],
         "fixed": [f"{row.fixed:.0%}" for row in rows],
-        "headroom": [_number(row.headroom, ".1f") for row in rows],
+        "headroom": [number(row.headroom, ".1f") for row in rows],
     }
     shown = {title: cells for title, cells in columns.items() if set(cells) != {MISSING}}
     cells = list(zip(*shown.values(), strict=True))
     spare = ("fixed", "least MSE", "highest", "linear")
-    _print_table(tuple(shown), cells, words=(), spare=spare, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    draw_table(tuple(shown), cells, words=(), spare=spare, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 COLORS = {
@@ -159,12 +116,12 @@ def print_leaderboard(rows: Sequence[Row], benchmark: Benchmark) -> None:
         found = row.doubts(benchmark)
         rank += not found
         steps = row.client_steps()
-        each = [_number(row.psnr(case), ".1f") for case in benchmark.cases]
+        each = [number(row.psnr(case), ".1f") for case in benchmark.cases]
         mark = "-" if found else str(rank)
-        cells.append((mark, row.name, f"{row.score(benchmark):.2f}", *each, _number(steps, ",.0f")))
+        cells.append((mark, row.name, f"{row.score(benchmark):.2f}", *each, number(steps, ",.0f")))
         doubts += [f"{row.name}: {words}." for words in found]
     titles = ("rank", "attack", "score", *benchmark.cases, "steps")
-    _print_table(
+    draw_table(
         titles, cells, words=("attack",), spare=("steps", *benchmark.cases), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     for line in doubts:
@@ -184,10 +141,12 @@ def print_judgment(judgment: Judgment) -> None:
     metrics = [METRICS[key] for key in ("ssim", "psnr", "lpips")]
     shown = [verdict.exposed for verdict in verdicts if verdict.exposed]
     metrics = [metric for metric in metrics if any(getattr(one, metric.key) is not None for one in shown)]
+    bounded = any(verdict.bound for verdict in verdicts)
     console = Console()
     console.print(Text(printable(judgment.headline), "bold"))
-    _print_table(
-        ("scenario", "defense", "verdict", "recognizable", *(metric.title for metric in metrics), "attack"),
+    titles = ("scenario", "defense", "verdict", "recognizable", *(metric.title for metric in metrics))
+    draw_table(
+        (*titles, *(("ceiling", "headroom") if bounded else ()), "attack"),
         [
             (
                 verdict.scenario,
@@ -195,6 +154,7 @@ def print_judgment(judgment: Judgment) -> None:
                 verdict.level,
                 MISSING if verdict.images is None else f"{verdict.recognizable} of {verdict.images}",
                 *(metric.show(getattr(verdict.exposed, metric.key, None)) for metric in metrics),
+                *(_limit(verdict.bound) if bounded else ()),
                 verdict.exposed.attack if verdict.exposed else MISSING,
             )
             for verdict in verdicts
@@ -207,9 +167,18 @@ def print_judgment(judgment: Judgment) -> None:
     )
     if shown:
         console.print(Text("Numbers are those of the most exposed image."))
+    if bounded:
+        from undelta.trials.bound_file import CEILING
+
+        console.print(Text(f"Ceiling: {CEILING}"))
     print_verdicts(judgment)
     if judgment.gate:
         console.print(Text(printable(judgment.gate.text), "bold"))
+
+
+def _limit(bound: Limit | None) -> tuple[str, str]:
+    """The ceiling and the headroom."""
+    return (bound and bound.ceiling) or MISSING, (bound and bound.headroom) or MISSING
 
 
 def print_verdicts(judgment: Judgment) -> None:
@@ -225,13 +194,13 @@ def print_compared(rows: Sequence[Compared]) -> None:
     def level(verdict: Verdict | None) -> str:
         return verdict.level if verdict else "-"
 
-    def number(verdict: Verdict | None) -> str:
-        return _number(verdict.exposed.ssim if verdict and verdict.exposed else None, ".3f")
+    def similarity(verdict: Verdict | None) -> str:
+        return number(verdict.exposed.ssim if verdict and verdict.exposed else None, ".3f")
 
-    _print_table(
+    draw_table(
         ("scenario", "change", "before", "after", "SSIM before", "SSIM after"),
         [
-            (row.title, row.change, level(row.before), level(row.after), number(row.before), number(row.after))
+            (row.title, row.change, level(row.before), level(row.after), similarity(row.before), similarity(row.after))
             for row in rows
         ],
         words=("scenario", "change", "before", "after"),
@@ -255,21 +224,24 @@ def print_tradeoff(tradeoff: Tradeoff) -> None:
 
     points = (*tradeoff.points, tradeoff.reference)
     columns = {
-        "accuracy": [_number(point.accuracy, ".1%") for point in points],
-        "PSNR": [_number(point.psnr, ".1f") for point in points],
-        "worst": [_number(point.worst_psnr, ".1f") for point in points],
-        "SSIM": [_number(point.worst_ssim, ".2f") for point in points],
-        "found": [_number(point.fraction_recovered, ".0%") for point in points],
-        "epsilon": ["" if point.delta is None else _number(point.epsilon, ".3g") for point in points],
-        "in all": ["" if point.delta is None else _number(point.epsilon_in_all, ".3g") for point in points],
+        "accuracy": [number(point.accuracy, ".1%") for point in points],
+        "PSNR": [number(point.psnr, ".1f") for point in points],
+        "worst": [number(point.worst_psnr, ".1f") for point in points],
+        "SSIM": [number(point.worst_ssim, ".2f") for point in points],
+        "ceiling": [_limit(point.bound)[0] for point in points],
+        "headroom": [_limit(point.bound)[1] for point in points],
+        "found": [number(point.fraction_recovered, ".0%") for point in points],
+        "epsilon": ["" if point.delta is None else number(point.epsilon, ".3g") for point in points],
+        "in all": ["" if point.delta is None else number(point.epsilon_in_all, ".3g") for point in points],
         "": [f"{'P' if point.pareto else ' '}{'N' if point.at_noise_level else ' '}" for point in points],
     }
     shown = {title: cells for title, cells in columns.items() if any(cell not in ("", MISSING) for cell in cells)}
-    _print_table(
+    draw_table(
         ("defense", *shown),
         zip([point.defense for point in points], *shown.values(), strict=True),
         words=("defense",),
         fold=("defense",),
+        spare=("SSIM", "found", "in all") if tradeoff.bounded else (),
         least=20,
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -287,15 +259,11 @@ def print_tuned(tuned: Tuned) -> None:
     ends = ", ".join(f"{counts[state]} {state}" for state in ("pruned", "diverged") if counts[state])
     words = f"Best of {len(tuned.trials)} trials{f' ({ends})' if ends else ''}"
     typer.echo(f"{words}: {measured(tuned)}, in trial {tuned.best.number}.")
-    _print_table(
+    draw_table(
         ("parameter", "best", "importance"),
         [
-            (name, f"{value:.5g}", _number(tuned.importance.get(name), ".0%"))
+            (name, f"{value:.5g}", number(tuned.importance.get(name), ".0%"))
             for name, value in tuned.best.parameters.items()
         ],
         words=("parameter",),
     )
-
-
-def _number(value: float | None, form: str) -> str:
-    return MISSING if value is None else f"{value:{form}}"

@@ -27,6 +27,9 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads per trial; another nu
 CheckpointSeconds = Annotated[
     float, typer.Option(min=0, help="Time between checkpoints; the same command resumes after a crash.")
 ]
+Bound = Annotated[
+    bool, typer.Option("--bound", help="Also say what no attack is expected to exceed, as `undelta bound` does.")
+]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 CustomModel = Annotated[

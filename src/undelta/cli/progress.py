@@ -95,20 +95,21 @@ class Terminal:
     """A screen for studies (`undelta.studies.screen`), on stderr."""
 
     @contextmanager
-    def trials(self, trials: Mapping[str, Trial]) -> Iterator[Callable[[Progress], None]]:
-        """An overview of an audit."""
+    def trials(self, trials: Mapping[str, Trial], *, noun: str = "trial") -> Iterator[Callable[[Progress], None]]:
+        """An overview of an audit's trials, or of other work on their updates."""
         console, pace = Console(stderr=True), Pace()
         if not console.is_terminal:
             plain = Plain()
 
             def show(progress: Progress) -> None:
-                line = ", ".join((*_counts(progress), *pace.left(progress)))  # also where it is not said: time passes
+                # Also where it is not said: time passes.
+                line = ", ".join((*_counts(progress, noun), *pace.left(progress)))
                 plain.say(lambda: line)
 
             yield show
             return
         with Live(console=console, transient=True, auto_refresh=False) as live:
-            yield lambda progress: live.update(_page(progress, trials, pace), refresh=True)
+            yield lambda progress: live.update(_page(progress, trials, pace, noun), refresh=True)
 
     @contextmanager
     def tuning(self, total: int) -> Iterator[TuningLine]:
@@ -161,31 +162,33 @@ class TuningLine:
         return watch
 
 
-def _counts(progress: Progress) -> list[str]:
-    counts = [f"{progress.done} of {progress.total} trial{'s' * (progress.total != 1)} done"]
+def _counts(progress: Progress, noun: str) -> list[str]:
+    counts = [f"{progress.done} of {progress.total} {noun}{'s' * (progress.total != 1)} done"]
     if progress.not_applicable:
         counts.append(f"{progress.not_applicable} not applicable")
     return [*counts, f"{progress.failed} failed", f"{len(progress.running)} running"]
 
 
-def _page(progress: Progress, trials: Mapping[str, Trial], pace: Pace) -> Table:
+def _page(progress: Progress, trials: Mapping[str, Trial], pace: Pace, noun: str) -> Table:
     page = Table.grid(padding=(0, 2))
-    words = ", ".join((*_counts(progress), *pace.left(progress)))
+    words = ", ".join((*_counts(progress, noun), *pace.left(progress)))
     page.add_row(Text(words), Text(_duration(pace.seconds)))
     running = list(progress.running.items())
     for key, owner in running[:MOST_LINES]:
         page.add_row(
-            Text(printable(f"  {_describe(trials[key])}")), Text(printable(f"{_since(owner.since)} on {owner.host}"))
+            Text(printable(f"  {_describe(trials[key], noun)}")),
+            Text(printable(f"{_since(owner.since)} on {owner.host}")),
         )
     if len(running) > MOST_LINES:
         page.add_row(Text(f"  and {len(running) - MOST_LINES} more"), Text(""))
     return page
 
 
-def _describe(trial: Trial) -> str:
+def _describe(trial: Trial, noun: str) -> str:
     from undelta.trials.record import UNDEFENDED
 
-    parts = [trial.name, *([trial.defense] if trial.defense != UNDEFENDED else []), trial.attack, f"seed {trial.seed}"]
+    task = trial.attack if noun == "trial" else noun
+    parts = [trial.name, *([trial.defense] if trial.defense != UNDEFENDED else []), task, f"seed {trial.seed}"]
     return " | ".join(parts)
 
 

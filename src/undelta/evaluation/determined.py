@@ -257,7 +257,9 @@ def linear_reconstruction(
     seen = whitened.push(whitened.prior.whitened(images.to(device, torch.float64)))
     seen = {name: value / scale**2 + noise[name] / scale for name, value in seen.items()}
     problem = scaled(whitened, scale, seed=seed, keep=keep)
-    enough = partial(problem.enough, tight=tight)
-    found = resumed(problem, problem.start(whitened.pull(seen)), products, f"picture {scale!r}", keep, enough)
+    enough, start = partial(problem.enough, tight=tight), problem.start(whitened.pull(seen))
+    if not start.any():  # nothing is sent
+        return whitened.prior.mean.expand(whitened.jacobian.shape).clone()
+    found = resumed(problem, start, products, f"picture {scale!r}", keep, enough)
     coefficients = whitened.root * problem.solution(found).view(whitened.jacobian.shape)
     return whitened.prior.mean + whitened.prior.deviations(coefficients)

@@ -17,7 +17,7 @@ from undelta.evaluation.jacobian import Jacobian
 from undelta.evaluation.lanczos import Keep, Krylov, resumed
 from undelta.seeding import stream
 
-LEADING = 5  # singular values that are reported
+LEADING = 5  # singular values that are reported, of either end
 FIXED = 0.1  # of the range of a pixel: a direction that noise moves by less counts as fixed
 
 
@@ -52,6 +52,52 @@ class Spectrum:
     def fixed(self, deviation: float) -> float:
         """The number of directions that an update with this noise fixes to within `FIXED`, about."""
         return self.above(deviation / FIXED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """The singular values of one image's own columns of J: what the update tells of it if all others are known."""
+
+    leading: tuple[float, ...]
+    """The largest ones, falling."""
+    trailing: tuple[float, ...]
+    """Upper bounds of the smallest ones, rising."""
+    fixed: Tensor = field(repr=False)
+    """(C, H, W), of length one: the direction of the largest."""
+    free: Tensor = field(repr=False)
+    """(C, H, W), of length one: a direction that moves the update by exactly the first of the trailing values."""
+
+    @property
+    def values(self) -> dict[str, tuple[float, ...]]:
+        """For a file."""
+        return {"leading": self.leading, "trailing_at_most": self.trailing}
+
+
+def alone(jacobian: Jacobian, image: int, *, products: int = 20, seed: int = 0, keep: Keep | None = None) -> Alone:
+    """The singular values of one image's own columns of J, from so many products.
+
+    Lanczos' method has the largest ones soon. Of the smallest it has upper bounds, since its values interlace; each is
+    the slope |Jw| along a direction w that it knows.
+    """
+    shape = jacobian.shape[1:]
+
+    def gram(vector: Tensor) -> Tensor:
+        pixels = vector.new_zeros(jacobian.shape)
+        pixels[image] = vector.view(shape)
+        return jacobian.pull(jacobian.push(pixels))[image].flatten()
+
+    generator = stream("evaluation", "spectrum", seed, "image", image)
+    signs = torch.randint(0, 2, (math.prod(shape),), generator=generator) * 2.0 - 1
+    found = resumed(gram, signs.to(jacobian.std), products, f"image {image}", keep)
+    squares, vectors = found.ritz()
+    values = squares.sqrt()
+    fixed, free = (vectors[:, place] @ found.basis[: len(values)] for place in (-1, 0))
+    return Alone(
+        leading=tuple(values.flip(0)[:LEADING].tolist()),
+        trailing=tuple(values[:LEADING].tolist()),
+        fixed=fixed.view(shape).cpu(),
+        free=free.view(shape).cpu(),
+    )
 
 
 def _share(nodes: Tensor, weights: Tensor, value: float) -> float:

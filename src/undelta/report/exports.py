@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from undelta.report.bounds import COLUMNS, ceiling_of, lines, remarks
 from undelta.report.read import Audit
 from undelta.report.scope import facts, gravest
 from undelta.report.tables import AVERAGED, MEASURES, Setting, flat, value_of
@@ -44,7 +45,7 @@ class Table:
         return fill("table.tex", table=self, caption=caption, note=note)
 
 
-def csv_table(records: Sequence[Record], labels: Mapping[str, str]) -> str:
+def csv_table(audit: Audit, labels: Mapping[str, str]) -> str:
     """One line per trial, in full precision; empty cells were not measured."""
     rows: list[dict[str, Any]] = [
         {
@@ -55,12 +56,13 @@ def csv_table(records: Sequence[Record], labels: Mapping[str, str]) -> str:
             "arguments": json.dumps(record.arguments, sort_keys=True),
             "seed": record.seed,
             **{key: value_of(record, key) for key in NUMBERS},
+            **_ceiling(audit, record),
             "status": record.status,
             "error": record.error,
             **{f"scenario.{key}": value for key, value in flat(record.scenario).items()},
             "date": record.date,
         }
-        for record in records
+        for record in audit.records
     ]
     names = [*dict.fromkeys(name for row in rows for name in row if name != "date"), "date"]
     content = io.StringIO()
@@ -68,6 +70,12 @@ def csv_table(records: Sequence[Record], labels: Mapping[str, str]) -> str:
     writer.writerow(map(_cell, names))
     writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
     return content.getvalue()
+
+
+def _ceiling(audit: Audit, record: Record) -> dict[str, Any]:
+    """Two columns where bounds were asked for."""
+    found = ceiling_of(audit, record)
+    return {"ceiling": found.value, "headroom": found.headroom} if audit.bounds else {}
 
 
 def _cell(value: Any) -> Any:
@@ -100,6 +108,15 @@ def markdown(audit: Audit, settings: Sequence[Setting], labels: Mapping[str, str
         numbers=[measure.title for measure in AVERAGED],
         rows=[[one.name, one.defense, one.attack, one.scored, *one.cells] for one in settings],
     )
+    bounds = Table(
+        words=["Scenario", "Defense", "Seed"],
+        numbers=[column.title for column in COLUMNS],
+        remarks=["Remark"],
+        rows=[
+            [one.name, one.defense, str(one.seed), *(text for _, text in one.cells), one.reason or ""]
+            for one in lines(audit)
+        ],
+    )
     return fill(
         "report.md",
         audit=audit,
@@ -107,6 +124,8 @@ def markdown(audit: Audit, settings: Sequence[Setting], labels: Mapping[str, str
         limits=limits(gravest(audit.judgment.verdicts)),
         trials=trials,
         means=means,
+        bounds=bounds if bounds.rows else None,
+        bound_remarks=remarks(audit),
         date=date,
     )
 

@@ -10,9 +10,12 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import NamedTuple
 
 from undelta.evaluation.metrics import RECOVERED_PSNR
+from undelta.report.bounds import COLUMNS as BOUND_COLUMNS
+from undelta.report.bounds import ceiling_of, estimates, lines, remarks
 from undelta.report.charts import Panel
 from undelta.report.curves import curves
 from undelta.report.grids import Grid, exhibit, make_grids, unseen
@@ -21,7 +24,7 @@ from undelta.report.repeat import command
 from undelta.report.scope import facts, gravest
 from undelta.report.tables import AVERAGED, MEASURES, Setting, grouped, value_of
 from undelta.report.templates import PARTS, fill
-from undelta.report.tradeoff import COLUMNS, rows, tradeoff_chart
+from undelta.report.tradeoff import columns, rows, tradeoff_chart
 from undelta.report.trends import trends
 from undelta.report.tuning import tuning
 from undelta.report.words import MEANINGS, limits
@@ -60,7 +63,13 @@ def render(audit: Audit, settings: Sequence[Setting], labels: Mapping[str, str],
     """The whole page."""
     styles = {label: number for number, label in enumerate(dict.fromkeys(labels.values()))}
     exposed = [verdict.exposed for verdict in audit.judgment.verdicts if verdict.exposed]
-    grids, sheets = make_grids(audit.records, audit.pictures, labels, exposed)
+    linear, linear_pictures = estimates(audit)
+    grids, sheets = make_grids(
+        [*audit.records, *linear],
+        {**audit.pictures, **linear_pictures},
+        {**labels, **{record.key: record.attack for record in linear}},
+        exposed,
+    )
     groups = {
         group: Group(
             id=f"scenario-{number}",
@@ -82,6 +91,10 @@ def render(audit: Audit, settings: Sequence[Setting], labels: Mapping[str, str],
         "report.html",
         audit=audit,
         averaged=AVERAGED,
+        bound_columns=BOUND_COLUMNS,
+        bound_lines=lines(audit),
+        bound_remarks=remarks(audit),
+        ceiling_of=partial(ceiling_of, audit),
         command=command,
         data={
             "rows": {row.id: row.data for of_group in grids.values() for grid in of_group for row in grid.rows},
@@ -107,7 +120,7 @@ def render(audit: Audit, settings: Sequence[Setting], labels: Mapping[str, str],
         sheets=sheets.all.values(),
         style=style,
         trends=trends(audit.records, labels, styles),
-        tradeoff_columns=COLUMNS,
+        tradeoff_columns=columns(audit.tradeoff) if audit.tradeoff else (),
         tradeoff_rows=rows(audit.tradeoff) if audit.tradeoff else [],
         tradeoff_chart=tradeoff_chart(audit.tradeoff) if audit.tradeoff else None,
         tuning=tuning(audit.tuning) if audit.tuning else None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from undelta.errors import DataError
-from undelta.trials.bound_file import BoundFile, read_bound
+from undelta.trials.bound_file import BoundFile, read_bound, read_bounds
 from undelta.trials.directory import CONFIGURATION, RUN, RunDirectory
 from undelta.trials.judgment import Judgment, judge_records, read_judgment
 from undelta.trials.record import Record
@@ -34,6 +34,9 @@ class Audit:
     tuning: TuningFile | None = None
     tradeoff: Tradeoff | None = None
     bound: BoundFile | None = None
+    """What `undelta bound` left there."""
+    bounds: Mapping[str, BoundFile] = field(default_factory=dict)
+    """What the audit itself asked of its updates, by the keys of the trials that attack them."""
 
 
 def read_audit(directory: Path) -> Audit:
@@ -52,7 +55,7 @@ def read_audit(directory: Path) -> Audit:
         raise DataError(f"{directory}: no trial in it yet; start the audit first")
     pictures = {key: store.pictures(key) for key in contents.keys}
     known = store.results()
-    title = contents.title
+    bounds, title = read_bounds(directory, known), contents.title
     if not configuration.is_file() and len(names := {record.name for record in known}) == 1:
         title = f"Attack on {names.pop()}"  # a directory of single attacks has no title of its own
     return Audit(
@@ -61,10 +64,11 @@ def read_audit(directory: Path) -> Audit:
         records=tuple(known),
         pictures={key: path for key, path in pictures.items() if path},
         configuration=_text(configuration) if configuration.is_file() else None,
-        judgment=read_judgment(directory) or judge_records(known, contents.thresholds),
+        judgment=read_judgment(directory) or judge_records(known, contents.thresholds, bounds),
         tuning=read_tuning(directory),
         tradeoff=read_tradeoff(directory),
         bound=read_bound(directory),
+        bounds=bounds,
     )
 
 

@@ -24,6 +24,7 @@ def facts(audit: Audit, sizes: Iterable[tuple[int, int]]) -> list[tuple[str, str
     return [
         ("What was attacked", _scope(audit.records, sizes)),
         ("Who attacks", _threat(audit.records)),
+        *([("Whatever the attack", _limits(audit))] if any(one.bound for one in audit.judgment.verdicts) else []),
         ("What would help", _help(audit)),
         ("Promised privacy", _promise(audit)),
         ("Run", _run(audit)),
@@ -98,6 +99,29 @@ def _help(audit: Audit) -> str:
         names = ", ".join(dict.fromkeys(resisted))
         return f"{names} resisted here. The price in accuracy was not measured; undelta defend does."
     return "Not measured: undelta defend weighs defenses by what they save and what they cost."
+
+
+def _limits(audit: Audit) -> str:
+    """The lowest and the highest ceiling, and how far attacks came there."""
+    verdicts = audit.judgment.verdicts
+    alone = len({verdict.scenario for verdict in verdicts}) == 1
+    tight = []
+    for verdict in verdicts:
+        row = verdict.bound.row if verdict.bound else None
+        if row and not row.loose:
+            plain = "without a defense" if verdict.defense == UNDEFENDED else f"with {verdict.defense}"
+            reached = "" if row.reached is None else f", where {row.reached:.1f} dB were reached"
+            tight.append((row.ceiling, f"{plain if alone else f'on {verdict.title}'}{reached}"))
+    tight.sort()
+    said = [f"no attack is expected to exceed {one:.1f} dB {where}" for one, where in _ends(tight)]
+    left = len(verdicts) - len(tight)
+    said += [f"{left} of {len(verdicts)} have no ceiling that says much"] if left else []
+    words = "; ".join(said)
+    return f"{words[0].upper()}{words[1:]}. Means over images, under assumptions that are named with the bound."
+
+
+def _ends(values: Sequence[tuple[float, str]]) -> Sequence[tuple[float, str]]:
+    return values if len(values) < 3 else (values[0], values[-1])
 
 
 def _promise(audit: Audit) -> str:

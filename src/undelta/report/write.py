@@ -41,7 +41,7 @@ def write_report(directory: str | Path) -> Path:
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     contents = {
         "report.md": markdown(audit, means, labels, date),
-        "report.csv": csv_table(audit.records, labels),
+        "report.csv": csv_table(audit, labels),
         "report.tex": latex(audit, means),
         "report.html": render(audit, means, labels, date),
     }

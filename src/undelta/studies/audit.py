@@ -16,7 +16,9 @@ from undelta.evaluation.lpips import load_lpips
 from undelta.evaluation.metrics import WINDOW
 from undelta.files import kind_of, to_json, write_bytes
 from undelta.observation.file import digests_of, load_observation
+from undelta.studies.bounds import bound_all
 from undelta.studies.screen import SILENT, Screen
+from undelta.trials.bound_file import BoundFile, read_bounds
 from undelta.trials.config import to_document
 from undelta.trials.directory import VERDICT, RunDirectory
 from undelta.trials.gates import Gate
@@ -35,6 +37,8 @@ class Audited:
     judgment: Judgment
     records: Mapping[str, Record]
     """Of the trials that have one, by key."""
+    bounds: Mapping[str, BoundFile]
+    """Of the updates that have one, by the keys of the trials that attack them."""
 
     @property
     def failed(self) -> tuple[Record, ...]:
@@ -125,10 +129,11 @@ def run_plan(
     retry_failed: bool = False,
     gates: Sequence[Gate] = (),
     closed: bool = False,
+    bound: bool = False,
     say: Callable[[str], None] = lambda _: None,
     screen: Screen = SILENT,
 ) -> Audited:
-    """Run all trials of a plan that have no result yet, and judge all that have.
+    """Run all trials of a plan that have no result yet, bound their updates if asked to, and judge all that is there.
 
     The same call after a crash or Ctrl-C resumes from the last checkpoints and ends with the same results.
     """
@@ -147,6 +152,8 @@ def run_plan(
         trials = Trials(directory=str(out.resolve()), keys=plan.keys, checkpoint_seconds=checkpoint_seconds)
         with screen.trials({trial.key: trial for trial in plan.trials}) as show:
             workers.work_off(trials, out, show=show)
+    if bound:
+        bound_all(out, plan.trials, workers, say=say, screen=screen, retry=retry_failed)
     return judge_job(plan, store, gates, closed=closed)
 
 
@@ -171,8 +178,15 @@ def judge_job(plan: Plan, store: RunDirectory, gates: Sequence[Gate] = (), *, cl
     """Judge what is there, and write it to ``verdict.json``."""
     found = {key: store.record(key) for key in plan.keys}
     records = {key: record for key, record in found.items() if record}
+    bounds = read_bounds(store.directory, [trial.unmeasured() for trial in plan.trials])
     judgment = pronounce(
-        plan.trials, records, thresholds=plan.thresholds, gates=gates, closed=closed, auditor=plan.auditor
+        plan.trials,
+        records,
+        bounds=bounds,
+        thresholds=plan.thresholds,
+        gates=gates,
+        closed=closed,
+        auditor=plan.auditor,
     )
     write_bytes(store.directory / VERDICT, to_json(judgment))
-    return Audited(judgment=judgment, records=records)
+    return Audited(judgment=judgment, records=records, bounds=bounds)

@@ -66,10 +66,11 @@ def defend_job(
     seeds: Sequence[int] = (),
     workers: Workers | None = None,
     retry_failed: bool = False,
+    bound: bool = False,
     say: Callable[[str], None] = lambda _: None,
     screen: Screen = SILENT,
 ) -> Defended:
-    """Measure leakage and utility of every defense; the same call after a crash resumes."""
+    """Measure leakage and utility of every defense, and bound its updates if asked to; the same call resumes."""
     file = load_file(path)
     file = replace(
         file,
@@ -81,7 +82,7 @@ def defend_job(
     plan = replace(plan, kind="defend")
     for note in notes:
         say(f"Note: {note}.")
-    audited = run_plan(plan, out=out, workers=workers, retry_failed=retry_failed, say=say, screen=screen)
+    audited = run_plan(plan, out=out, workers=workers, retry_failed=retry_failed, bound=bound, say=say, screen=screen)
     federations = {
         trial.defense: [Federation.of(trial.simulated, rounds=file.rounds, seed=seed) for seed in file.seeds]
         for trial in plan.trials
@@ -128,7 +129,7 @@ def _tradeoff(
     file: DefendFile, plan: Plan, audited: Audited, utilities: Mapping[str, Sequence[Utility]], notes: Sequence[str]
 ) -> Tradeoff:
     points: dict[str, Point] = {}
-    for verdict in judge(plan.trials, audited.records, plan.thresholds):  # the reference, too
+    for verdict in judge(plan.trials, audited.records, plan.thresholds, audited.bounds):  # the reference, too
         own = [trial for trial in plan.trials if trial.defense == verdict.defense]
         points[verdict.defense] = make_point(verdict, own, audited.records, utilities[verdict.defense])
     nothing = points.pop(REFERENCE)

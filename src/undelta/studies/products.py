@@ -65,11 +65,6 @@ class Kept:
         write_tensors(self.path, tensors, metadata, private=True)
         self.last = time.monotonic()
 
-    def drop(self) -> None:
-        """Remove the file: the work is done."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-
     def _read(self, tensors: dict[str, Tensor], index: int) -> Krylov:
         diagonal, beside, basis = (tensors[f"{index} {key}"].to(self.device) for key in ("diagonal", "beside", "basis"))
         return Krylov(norm=float(tensors[f"{index} norm"]), diagonal=diagonal, beside=beside, basis=basis)

@@ -24,8 +24,10 @@ class Line(Protocol):
 class Screen(Protocol):
     """Where a study shows how far it is, for as long as a block lasts."""
 
-    def trials(self, trials: Mapping[str, Trial]) -> AbstractContextManager[Callable[[Progress], None]]:
-        """Something that is told how far these trials are."""
+    def trials(
+        self, trials: Mapping[str, Trial], *, noun: str = "trial"
+    ) -> AbstractContextManager[Callable[[Progress], None]]:
+        """Something that is told how far these trials are, or other work on their updates."""
 
     def tuning(self, total: int) -> AbstractContextManager[Line]:
         """Something that is told how far a tuning of so many trials is."""
@@ -34,7 +36,9 @@ class Screen(Protocol):
 class Silent(Screen, Line):
     """Nobody watches."""
 
-    def trials(self, trials: Mapping[str, Trial]) -> AbstractContextManager[Callable[[Progress], None]]:
+    def trials(
+        self, trials: Mapping[str, Trial], *, noun: str = "trial"
+    ) -> AbstractContextManager[Callable[[Progress], None]]:
         return nullcontext(lambda _: None)
 
     def tuning(self, total: int) -> AbstractContextManager[Line]:

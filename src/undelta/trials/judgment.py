@@ -9,6 +9,7 @@ from typing import Literal
 
 from undelta.files import to_json, write_bytes
 from undelta.schema import read_json
+from undelta.trials.bound_file import NONE, BoundFile
 from undelta.trials.diagnosis import DEFAULT, Thresholds
 from undelta.trials.directory import VERDICT, RunDirectory
 from undelta.trials.gates import Gate, Gated, apply_gates
@@ -34,6 +35,7 @@ def pronounce(
     trials: Sequence[Asked],
     records: Mapping[str, Record],
     *,
+    bounds: Mapping[str, BoundFile] = NONE,
     thresholds: Thresholds = DEFAULT,
     gates: Sequence[Gate] = (),
     closed: bool = False,
@@ -41,7 +43,7 @@ def pronounce(
 ) -> Judgment:
     """Judge all that is there. A reference, which is no defense, has no verdict."""
     asked = [trial for trial in trials if trial.defense != REFERENCE]
-    verdicts = judge(asked, records, thresholds)
+    verdicts = judge(asked, records, thresholds, bounds)
     return Judgment(
         headline=headline(verdicts),
         verdicts=tuple(verdicts),
@@ -50,9 +52,11 @@ def pronounce(
     )
 
 
-def judge_records(records: Sequence[Record], thresholds: Thresholds = DEFAULT) -> Judgment:
+def judge_records(
+    records: Sequence[Record], thresholds: Thresholds = DEFAULT, bounds: Mapping[str, BoundFile] = NONE
+) -> Judgment:
     """Judge results as they are, whoever asked for them."""
-    return pronounce(records, {record.key: record for record in records}, thresholds=thresholds)
+    return pronounce(records, {record.key: record for record in records}, bounds=bounds, thresholds=thresholds)
 
 
 def judge_directory(store: RunDirectory) -> None:

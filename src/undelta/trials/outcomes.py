@@ -24,10 +24,10 @@ def pictures(outcome: Outcome) -> dict[str, Tensor]:
 
 def compare(reconstruction: Reconstruction, private: Private | None, score: Score | None) -> dict[str, Tensor]:
     """Originals, reconstruction and iterates in eight bits, all in the order of the originals where they are known."""
-    images, iterates = _bytes(reconstruction.images), reconstruction.iterates
+    images, iterates = to_bytes(reconstruction.images), reconstruction.iterates
     order = list(score.order) if score else list(range(len(images)))
     return {
-        "originals": _bytes(private.images) if private else images.new_empty(0, *images.shape[1:]),  # (N, C, H, W)
+        "originals": to_bytes(private.images) if private else images.new_empty(0, *images.shape[1:]),  # (N, C, H, W)
         "reconstruction": images[order],
         "iterates": torch.stack([one.images[order] for one in iterates])
         if iterates
@@ -36,7 +36,8 @@ def compare(reconstruction: Reconstruction, private: Private | None, score: Scor
     }
 
 
-def _bytes(images: Tensor) -> Tensor:
+def to_bytes(images: Tensor) -> Tensor:
+    """Pixels in [0, 1] as eight bits."""
     return (images.detach().cpu().nan_to_num().clamp(0, 1) * 255).round().to(torch.uint8)
 
 

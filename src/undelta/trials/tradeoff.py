@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from undelta.evaluation.metrics import RECOVERED_PSNR
 from undelta.schema import read_json
+from undelta.trials.bound_file import CEILING, Limit
 from undelta.trials.directory import DEFEND
 from undelta.trials.record import ENDED, UNDEFENDED, Record
 from undelta.trials.trial import Trial
@@ -62,8 +63,18 @@ class Point:
     epsilon_in_all: float | None
     """After all rounds of the federation whose accuracy this is."""
     delta: float | None
+    bound: Limit | None = None
+    """What no attack is expected to exceed, where that was asked."""
     at_noise_level: bool | None = None
     pareto: bool = False
+
+    @property
+    def ceiling(self) -> float | None:
+        return self.bound.row.ceiling if self.bound and self.bound.row else None
+
+    @property
+    def headroom(self) -> float | None:
+        return self.bound.row.headroom if self.bound and self.bound.row else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +99,11 @@ class Tradeoff:
     @property
     def private(self) -> bool:
         return any(point.delta is not None for point in self.points)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether somebody asked what no attack is expected to exceed."""
+        return any(point.bound for point in self.points)
 
 
 def read_tradeoff(directory: Path) -> Tradeoff | None:
@@ -120,6 +136,7 @@ def make_point(
         epsilon=private.epsilon if private else None,
         epsilon_in_all=utilities[0].epsilon if utilities else None,
         delta=private.delta if private else None,
+        bound=verdict.bound,
     )
 
 
@@ -177,4 +194,8 @@ def sentences(tradeoff: Tradeoff) -> list[str]:
     front = [point.defense for point in tradeoff.points if point.pareto]
     if front:
         lines.append(f"P: on the Pareto front, where no other leaks less at the same accuracy: {'; '.join(front)}.")
+    if tradeoff.bounded:
+        lines.append(f"Ceiling: {CEILING}")
+        reasons = [(point.defense, point.bound.reason) for point in tradeoff.points if point.bound]
+        lines += [f"No bound for {defense}: {reason}." for defense, reason in reasons if reason]
     return [*lines, *(f"Note: {note}." for note in tradeoff.notes)]

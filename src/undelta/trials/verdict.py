@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from undelta.evaluation.baselines import COLOR
 from undelta.evaluation.measures import METRICS, QUALITIES
 from undelta.evaluation.score import ImageScore
+from undelta.trials.bound_file import NONE, BoundFile, Limit, highest
 from undelta.trials.diagnosis import DEFAULT, Diagnosis, Level, Thresholds, count_recognizable, diagnose, explains
 from undelta.trials.record import COMPLETED, UNDEFENDED, UNFINISHED, Record
 from undelta.trials.trial import Trial
@@ -70,6 +71,8 @@ class Verdict:
     epsilon: float | None = None
     delta: float | None = None
     """What differential privacy promises the client; None where it does not."""
+    bound: Limit | None = None
+    """What no attack is expected to exceed, where that was asked."""
     thresholds: Thresholds = DEFAULT
 
     @property
@@ -80,23 +83,34 @@ class Verdict:
     def level(self) -> Level:
         return self.diagnosis.level
 
+    def beside(self, bound: Limit | None) -> Verdict:
+        """The same, with what no attack is expected to exceed."""
+        return replace(self, bound=bound, text=f"{self.text} {bound.text}") if bound else self
+
 
 Asked = Trial | Record
 """Who asked for a result: a trial, or the record of one."""
 
 
-def judge(trials: Sequence[Asked], records: Mapping[str, Record], thresholds: Thresholds) -> list[Verdict]:
-    """A verdict per scenario and defense, in the order of the trials."""
+def judge(
+    trials: Sequence[Asked],
+    records: Mapping[str, Record],
+    thresholds: Thresholds,
+    bounds: Mapping[str, BoundFile] = NONE,
+) -> list[Verdict]:
+    """A verdict per scenario and defense, in the order of the trials; records and bounds are by their keys."""
     groups: dict[tuple[str, str], list[Asked]] = {}
     for trial in trials:
         groups.setdefault((trial.name, trial.defense), []).append(trial)
     found = {
         group: [record for trial in asked if (record := records.get(trial.key))] for group, asked in groups.items()
     }
-    return [
-        _judge_group(*group, asked, found[group], _twin(group, found, thresholds), thresholds)
-        for group, asked in groups.items()
-    ]
+    verdicts = []
+    for group, asked in groups.items():
+        own = {trial.key: bounds[trial.key] for trial in asked if trial.key in bounds}
+        verdict = _judge_group(*group, asked, found[group], _twin(group, found, thresholds), thresholds)
+        verdicts.append(verdict.beside(highest(own, found[group])))
+    return verdicts
 
 
 def _twin(
