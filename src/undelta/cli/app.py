@@ -18,7 +18,6 @@ OFFENDED = 1  # a gate of an audit was not passed
 PRIVATE = "(holds private images)"
 
 
-
 class Commands(TyperGroup):
     """All commands; a mistyped one is answered with one suggestion: click 8.4 has its own, to which typer adds."""
 
