@@ -1,7 +1,7 @@
 """Auditing recorded updates aside: in a process of its own, of low priority, one at a time, never waited for.
 
-The process is this module. It holds a lock for as long as it lives, so that a killed one leaves nothing locked, works
-in a hidden folder, and moves that to its place when all is done.
+The process runs `main`. It holds a lock for as long as it lives, so that a killed one leaves nothing locked, works in a
+hidden folder, and moves that to its place when all is done.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from undelta.trials.config import make_attack
 AUDITS = "audits"
 LOCK = ".lock"
 NICENESS = 19
+PROGRAM = f"import os; os.nice({NICENESS}); from {__name__} import main; main()"  # nice before torch is loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ class Audits:
         }
         with (self._folder / f"{update.stem}.log").open("wb") as log:
             self.process = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", __name__, json.dumps(told)],
+                [sys.executable, "-c", PROGRAM, json.dumps(told)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -100,7 +101,6 @@ class Audits:
 def main() -> None:
     """Audit one update; what to do is the only argument."""
     told = json.loads(sys.argv[1])
-    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CPU, (told["seconds"], told["seconds"]))
     from undelta.report.write import write_report
     from undelta.studies.scoring import score_job
@@ -130,7 +130,3 @@ def main() -> None:
 def say(text: str) -> None:
     """A line of the log."""
     print(f"undelta: {text}", flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()
