@@ -6,7 +6,7 @@ FROM python:3.12-slim
 # PyTorch's CPU build: the usual one brings gigabytes of CUDA.
 RUN pip install --no-cache-dir "torch>=2.6,<2.14" --index-url https://download.pytorch.org/whl/cpu
 
-COPY pyproject.toml README.md LICENSE /undelta/
+COPY pyproject.toml hatch_build.py README.md LICENSE /undelta/
 COPY src /undelta/src
 RUN pip install --no-cache-dir "/undelta[digits,tune]" && rm -rf /undelta
 

@@ -365,6 +365,12 @@ def test_a_bad_scenario_is_one_line(here: Here, tmp_path: Path, wrong: str, comp
     assert list(tmp_path.iterdir()) == [scenario]
 
 
+def test_a_mistyped_command_is_answered_with_one_suggestion(here: Here) -> None:
+    finished = here("atack")
+    assert finished.code == 2
+    assert finished.err.count("Did you mean 'attack'?") == 1
+
+
 def test_earlier_results_are_replaced_only_when_asked(run: Run, here: Here, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(run.out, out)

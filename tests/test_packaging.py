@@ -85,10 +85,25 @@ def test_the_sdist_holds_what_builds_the_wheel_and_no_results(built: Path) -> No
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"src/{name}" for name in needed()} <= names
-    assert {"pyproject.toml", "README.md", "LICENSE", "CITATION.cff"} <= names
+    needed_files = {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "CITATION.cff"}
+    assert needed_files <= names
     assert {name.partition("/")[0] for name in names} <= {
-        *("src", "pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "PKG-INFO", ".gitignore")
+        *needed_files,
+        *("src", "CHANGELOG.md", "PKG-INFO", ".gitignore"),
     }
+
+
+def test_the_index_page_is_the_readme_without_pictures_and_links_that_lead_nowhere_there(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith("METADATA")]
+        fields, _, page = wheel.read(name).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in fields
+    assert "Project-URL" not in fields  # there is no public address yet
+    assert page.startswith("# undelta\n")
+    assert "*(Picture: Private photographs, and what two attacks reconstruct from the shared update.)*" in page
+    assert all(target.startswith("https://") for target in re.findall(r"\]\(([^)\s]+)", page))
+    assert "[questions]" not in page
+    assert len(page) > 0.6 * len((ROOT / "README.md").read_text(encoding="utf-8"))
 
 
 def test_the_citation_is_of_this_version() -> None:

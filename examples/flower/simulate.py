@@ -1,16 +1,57 @@
-"""Run the app in Flower's simulation from Python, without Flower's servers in the background.
+"""Run the app in Flower's simulation, and leave nothing running behind.
 
     python examples/flower/simulate.py --out photo-federation
 
-`flwr run examples/flower` runs the same app in Flower's own way.
+It does what `flwr run examples/flower` does, with a SuperLink of its own that ends with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import tomllib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+APP = Path(__file__).resolve().parent
+CLIENTS = 2
+START_SECONDS = 120.0
+
+
+@contextmanager
+def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """Flower's server for simulations, under the name "here" in the configuration of this home."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (home / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    command = ["flower-superlink", "--insecure", "--simulation", "--port", str(port)]
+    command += ["--disable-runtime-dependency-installation", "--log-file", str(home / "superlink.log")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + START_SECONDS
+        while not answers(port):
+            if process.poll() is not None or time.monotonic() > end:
+                sys.exit(f"Flower's SuperLink did not start:\n{(home / 'superlink.log').read_text()}")
+            time.sleep(0.2)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    """Whether a server is there."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def main() -> None:
@@ -18,23 +59,18 @@ def main() -> None:
     options = argparse.ArgumentParser(description="Two clients, four photographs each, two rounds.")
     options.add_argument("--out", type=Path, default=Path("photo-federation"))
     given = options.parse_args()
-    os.environ["PHOTO_FEDERATION_OUT"] = str(given.out.resolve())  # before the app is imported, here and in workers
-
-    from flwr.app import Context
-    from flwr.serverapp import Grid, ServerApp
-    from flwr.simulation import run_simulation
-    from photo_federation import client_app, server_app
-    from photo_federation.task import CLIENTS
-
-    config = tomllib.loads(Path(__file__).with_name("pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    server = ServerApp()
-
-    @server.main()
-    def run(grid: Grid, context: Context) -> None:
-        context.run_config.update(config)  # which `flwr run` would have done
-        server_app.app(grid, context)
-
-    run_simulation(server, client_app.app, CLIENTS, backend_config={"client_resources": {"num_cpus": 1}})
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "FLWR_HOME": folder,
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PHOTO_FEDERATION_OUT": str(given.out.resolve()),
+        }
+        with superlink(Path(folder), environment):
+            simulation = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
+            command = ["flwr", "run", str(APP), "here", "--stream", "--federation-config", simulation]
+            subprocess.run(command, env=environment, check=True)
     for path in sorted(given.out.glob("*/*.safetensors")):
         print(path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -142,7 +143,7 @@ def test_splits_of_one_source_have_one_origin() -> None:
 
 
 class Pictures:
-    """A stand-in with the documented interface of torchvision's older data sets; the real package is not run here."""
+    """A stand-in with the documented interface of torchvision's older data sets; the real package is seldom here."""
 
     def __init__(self, root: str, train: bool = True, transform: Any = None, download: bool = False) -> None:
         assert not download
@@ -182,6 +183,23 @@ def test_a_torchvision_source_takes_a_name_and_a_split(name: str, monkeypatch: p
     monkeypatch.setenv("UNDELTA_TORCHVISION", "absent")
     with pytest.raises(DataError, match="download it there, or set UNDELTA_TORCHVISION"):
         open_dataset(f"torchvision:{name}")
+
+
+def test_the_real_torchvision_opens_the_files_of_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    pixels = {"train": PIXELS[..., 0], "t10k": PIXELS[..., 1]}
+    for name, images in pixels.items():
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 2051, *images.shape) + images.tobytes())
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, len(LABELS)) + bytes(LABELS))
+    monkeypatch.setenv("UNDELTA_TORCHVISION", str(tmp_path))
+    data = open_dataset("torchvision:MNIST")
+    assert (data.classes, data.labels.tolist()) == (10, LABELS)
+    assert same(data, pixels["train"])
+    assert same(open_dataset("torchvision:MNIST:test"), pixels["t10k"])
+    with pytest.raises(DataError, match="download it there, or set UNDELTA_TORCHVISION"):
+        open_dataset("torchvision:CIFAR10")
 
 
 def test_tensors_in_a_pytorch_file_are_a_data_set(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = run(folder, EXAMPLE / "simulate.py", "--out", "out")
     (folder / "seconds").write_text(str(time.monotonic() - start))
     assert "an update is not recorded" not in said
+    assert "deprecated" not in said.lower()
     return folder
 
 

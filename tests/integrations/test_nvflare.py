@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from undelta.models import build
 from undelta.observation import ImageSpec
 from undelta.observation.file import load_observation
 from undelta.studies.single import attack_job
+from undelta.trials.judgment import read_judgment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nvflare"
 FILTERS = "undelta.integrations.nvflare"
@@ -103,6 +106,20 @@ class Site:
 
 def result_of(data: dict[str, Any], kind: Any = DataKind.WEIGHTS, **meta: Any) -> DXO:
     return DXO(kind, data=data, meta={"num_samples": 1, **meta})
+
+
+def with_header(result: Shareable | DXO, value: Any) -> Shareable:
+    """A result whose picture travels among the headers."""
+    shareable = result.to_shareable() if isinstance(result, DXO) else result
+    shareable.set_header("note", value)
+    return shareable
+
+
+def beside_the_data(result: DXO, value: Any) -> Shareable:
+    """A result whose picture travels in the DXO, where nobody reads it."""
+    shareable = result.to_shareable()
+    shareable["DXO"]["note"] = value
+    return shareable
 
 
 @pytest.fixture
@@ -192,7 +209,14 @@ def test_an_update_that_reveals_its_picture_is_blocked_and_a_drowned_one_goes(
         ({}, result_of({"rows": [[0.5] * 20] * 20}, DataKind.METRICS)),
         ({}, result_of({"number": 10**400}, DataKind.METRICS)),
         ({}, result_of(drowned(weights()[1]), picture=PICTURE.tolist() * 10)),
+        ({}, result_of({"accuracy": 0.5}, DataKind.METRICS, picture=PICTURE.numpy())),
         ({}, Shareable({"picture": PICTURE.numpy()})),
+        ({}, with_header(result_of(drowned(weights()[1])), PICTURE.numpy())),
+        ({}, with_header(result_of(drowned(weights()[1])), PICTURE.tolist() * 10)),
+        ({}, with_header(result_of({"accuracy": 0.5}, DataKind.METRICS), PICTURE)),
+        ({}, with_header(make_reply(ReturnCode.EXECUTION_EXCEPTION), PICTURE.numpy().tobytes() * 40)),
+        ({}, beside_the_data(result_of(drowned(weights()[1])), PICTURE.numpy())),
+        ({"passing": ["STATISTICS"]}, with_header(result_of({"a": 1}, DataKind.STATISTICS), PICTURE.numpy())),
     ],
 )
 def test_what_cannot_be_measured_is_blocked(
@@ -206,6 +230,8 @@ def test_plain_numbers_errors_and_named_kinds_pass(site: Callable[..., Site]) ->
     guarded = site("GuardUpdate", **CLOSED_FORM, passing=["STATISTICS"])
     guarded.send(result_of({"accuracy": 0.5}, DataKind.METRICS))
     guarded.send(result_of({"histogram": np.ones(5)}, DataKind.STATISTICS))
+    usual = with_header(result_of(drowned(weights()[1])), {"current_round": 3, "start_round": 0})
+    assert guarded.send(usual).get_header("note") == {"current_round": 3, "start_round": 0}
     reply = guarded.send(make_reply(ReturnCode.EXECUTION_EXCEPTION))
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
 
@@ -214,6 +240,80 @@ def test_a_task_with_strange_data_still_reaches_the_trainer(site: Callable[..., 
     guarded = site("GuardUpdate", **CLOSED_FORM)
     with pytest.raises(ContentBlockedException):  # but nothing leaves that could not be compared
         guarded.send(result_of(drowned(weights()[1])), before={"words": np.array(["a", "b"], dtype=object)})
+
+
+@contextmanager
+def audits_of(site: Site) -> Iterator[Any]:
+    """The audits of the recording filter in the site's policy; none is left running."""
+    (recording,) = site.scope.task_result_filters[FilterKey.OUT]
+    try:
+        yield recording._audits
+    finally:
+        if process := recording._audits.process:
+            process.kill()
+            process.wait()
+
+
+def test_a_recorded_update_is_audited_aside(tmp_path: Path, site: Callable[..., Site]) -> None:
+    recording = site("RecordUpdate", into=str(tmp_path / "own"), truth=here("own_picture"), audit=CLOSED_FORM)
+    (tmp_path / "own" / "audits" / ".killed.new" / "trials").mkdir(parents=True)
+    with audits_of(recording) as audits:
+        recording.send(result_of(weights()[1]))
+        assert audits.process.wait(120) == 0
+    folder = tmp_path / "own" / "audits" / "job-round-3-site_1"
+    judgment = read_judgment(folder)
+    assert judgment is not None
+    assert judgment.verdicts[0].level == "leaks"
+    assert (folder / "report.html").is_file()
+    said = folder.with_name(f"{folder.name}.log").read_text()
+    assert "with analytic, niceness 19, 3600 s at most" in said
+    assert judgment.headline in said
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, f"{folder.name}.log", ".lock"}
+
+
+def test_one_audit_runs_at_a_time_and_a_killed_one_leaves_no_lock_and_no_result(
+    tmp_path: Path, site: Callable[..., Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="nvflare.undelta")
+    endless = {"attack": "sme", "arguments": {"steps": 10**6}}
+    recording = site("RecordUpdate", into=str(tmp_path / "own"), audit=endless)
+    with audits_of(recording) as audits:
+        recording.send(result_of(weights()[1]))
+        first = audits.process
+        recording.send(result_of(weights()[1]))
+        assert audits.process is first
+        assert "is not audited, since another audit is under way" in caplog.text
+        assert first.poll() is None
+        first.kill()
+        first.wait()
+        assert [path.name for path in (tmp_path / "own" / "audits").iterdir() if not path.name.startswith(".")] == [
+            "job-round-3-site_1.log"
+        ]
+        recording.send(result_of(weights()[1]))
+        assert audits.process is not first
+
+
+def test_an_audit_ends_when_its_processor_time_is_used_up(tmp_path: Path, site: Callable[..., Site]) -> None:
+    endless = {"attack": "sme", "arguments": {"steps": 10**6}, "seconds": 1}
+    recording = site("RecordUpdate", into=str(tmp_path / "own"), audit=endless)
+    with audits_of(recording) as audits:
+        recording.send(result_of(weights()[1]))
+        assert audits.process.wait(120) in (-signal.SIGXCPU, -signal.SIGKILL)
+    assert not (tmp_path / "own" / "audits" / "job-round-3-site_1").exists()
+
+
+@pytest.mark.parametrize(
+    ("audit", "reason"),
+    [({"attack": "strongset"}, "strongset"), ({"steps": 3}, "steps"), ({"seconds": 0}, "expected seconds >= 1")],
+)
+def test_a_mistake_in_the_audit_s_settings_is_a_warning_and_updates_are_recorded(
+    tmp_path: Path, site: Callable[..., Site], audit: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    site("RecordUpdate", into=str(tmp_path / "own"), audit=audit).send(result_of(weights()[1]))
+    assert (tmp_path / "own" / "job-round-3-site_1.safetensors").is_file()
+    (said,) = [line.getMessage() for line in caplog.records if line.name == "nvflare.undelta"]
+    assert said.startswith("undelta: recorded updates are not audited, training continues: ")
+    assert reason in said
 
 
 def test_two_simulated_sites_are_recorded_and_attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from undelta.trials.record import Record
@@ -17,7 +17,22 @@ FAILED = 3  # some trials of an audit
 OFFENDED = 1  # a gate of an audit was not passed
 PRIVATE = "(holds private images)"
 
+
+class Commands(TyperGroup):
+    """All commands; a mistyped one is answered with one suggestion: click 8.4 has its own, to which typer adds."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As typer does it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as problem:  # click's, which newer versions of typer bring along under another name
+            if getattr(problem, "possibilities", None):
+                problem.message = problem.message.partition(" Did you mean")[0]  # type: ignore[attr-defined]
+            raise
+
+
 app = typer.Typer(
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -19,12 +19,13 @@ from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.filter import ContentBlockedException, Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor
 
 from undelta.client.private import Private
 from undelta.errors import ConfigError
+from undelta.integrations.aside import Audits
 from undelta.integrations.guard import WITHHELD, Guard, is_small
 from undelta.integrations.recorder import Recorder
 from undelta.observation.assemble import Missing, hyperparameters
@@ -32,6 +33,7 @@ from undelta.schema import import_part
 
 LOG = logging.getLogger("nvflare.undelta")  # below NVFlare's own, so that it is shown where NVFlare's is
 SENT = "__undelta_sent__"
+UNAUDITED = "recorded updates are not audited"
 WEIGHTS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 
 
@@ -104,6 +106,9 @@ class RecordUpdate(DXOFilter):  # type: ignore[misc,unused-ignore]
         rounds: The rounds to record; all by default.
         most: Files in the directory at most.
         most_bytes: Bytes in the directory at most.
+        audit: Audit recorded updates in a process of low priority, one at a time: ``{"attack": "strongest",
+            "arguments": {"steps": 200}, "seconds": 3600}``, all of which have defaults. Updates that come while an
+            audit is under way are recorded and not audited. Results are in ``audits/JOB-round-R-SITE``.
     """
 
     def __init__(
@@ -119,6 +124,7 @@ class RecordUpdate(DXOFilter):  # type: ignore[misc,unused-ignore]
         rounds: Collection[int] | None = None,
         most: int = 16,
         most_bytes: int = 2**30,
+        audit: Mapping[str, Any] | None = None,
     ) -> None:
         given = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         super().__init__(supported_data_kinds=WEIGHTS, data_kinds_to_filter=WEIGHTS)
@@ -133,17 +139,22 @@ class RecordUpdate(DXOFilter):  # type: ignore[misc,unused-ignore]
             missing=missing,
         )
         self._training, self._samples, self._truth, self._rounds = dict(training or {}), samples, truth, rounds
+        self._audits: Audits | None = None
+        if audit is not None:
+            with self._recorder.guard(UNAUDITED):
+                self._audits = Audits(Path(into), model, audit, LOG)
         _remember(self, given)
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> None:
         """Record; the DXO passes as it is, whatever happens."""
+        path = None
         with self._recorder.guard():
             sent = fl_ctx.get_prop(SENT) or {}
             if self._rounds is not None and sent.get("round") not in self._rounds:
                 return
             if self._recorder.has_room():
                 update = _Update(dxo, fl_ctx, self._training, self._samples)
-                self._recorder.keep(
+                path = self._recorder.keep(
                     update.name,
                     update.before,
                     update.after,
@@ -151,6 +162,9 @@ class RecordUpdate(DXOFilter):  # type: ignore[misc,unused-ignore]
                     num_samples=update.num_samples,
                     private=_truth(self._truth)() if self._truth else None,
                 )
+        if self._audits is not None and path is not None:
+            with self._recorder.guard(UNAUDITED):
+                self._audits.start(path)
 
 
 class GuardUpdate(Filter):  # type: ignore[misc,unused-ignore]
@@ -216,9 +230,15 @@ class GuardUpdate(Filter):  # type: ignore[misc,unused-ignore]
         return shareable
 
     def _stays(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        others = {key: value for key, value in shareable.items() if key not in ("DXO", ReservedHeaderKey.HEADERS)}
-        if not is_small(others):
-            raise ConfigError(f"expected a result with a DXO alone, got {', '.join(map(str, others))} besides")
+        encoded = shareable.get("DXO")
+        beside = {key: value for key, value in shareable.items() if key != "DXO"}  # with the headers
+        if isinstance(encoded, dict):
+            beside["DXO"] = {key: value for key, value in encoded.items() if key != "data"}  # with the meta
+        if not is_small(beside):
+            raise ConfigError(
+                "expected a few numbers and words beside the data of a result, as its headers and meta, got more, "
+                f"which is not looked at (in {', '.join(map(str, beside))})"
+            )
         if "DXO" not in shareable or shareable.get_return_code() != ReturnCode.OK:
             return "DXO" in shareable
         dxo = from_shareable(shareable)
@@ -226,8 +246,6 @@ class GuardUpdate(Filter):  # type: ignore[misc,unused-ignore]
             if dxo.data_kind not in self._passing and not is_small(dxo.data):
                 raise ConfigError(f"expected weights, or numbers and text, got a result of kind {dxo.data_kind}")
             return False
-        if not is_small(dxo.meta or {}):
-            raise ConfigError("expected a few numbers and words as the result's meta, got more, which is not looked at")
         update = _Update(dxo, fl_ctx, self._training, self._samples)
         return self._guard.stays(
             update.name,

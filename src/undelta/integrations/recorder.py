@@ -82,10 +82,10 @@ class Recorder:
         settings: Mapping[str, object],
         num_samples: int,
         private: Private | None = None,
-    ) -> None:
+    ) -> Path | None:
         """Write ``name.safetensors``, and ``truth-name.safetensors`` if the client gives its images."""
         if self._image is None:
-            return
+            return None
         training, unknown, notes = training_from(settings, num_samples)
         observation, more = observe(
             before,
@@ -115,6 +115,7 @@ class Recorder:
             _write(observation, private, path)
         for note in (*notes, *more, *consistency(observation)):
             self._say(f"undelta: recorded, but note: {note}")
+        return path
 
     def _check_room(self, path: Path, size: int) -> None:
         """Count what is there, whoever wrote it: a federation that restarts must not fill the disk."""
@@ -145,13 +146,13 @@ class Recorder:
             os.close(handle)
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
+    def guard(self, failed: str = "an update is not recorded") -> Iterator[None]:
         """Whatever happens inside ends here: an audit is no reason to lose a federation's round."""
         try:
             yield
         except Exception as problem:
             reason = " ".join(str(problem).split()) or type(problem).__name__
-            self._say(f"undelta: an update is not recorded, training continues: {reason}")
+            self._say(f"undelta: {failed}, training continues: {reason}")
 
     def _say(self, text: str) -> None:
         reason = re.sub(r"\d+", "#", text)  # another round or node is no other reason

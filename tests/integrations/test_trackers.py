@@ -1,4 +1,4 @@
-"""MLflow: a real audit's records in a real local store."""
+"""MLflow and TensorBoard: a real audit's records in a real local store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,6 @@ from undelta.trials.leases import Leases
 from undelta.trials.trial import Trial
 from undelta.trials.worker import attempt
 
-mlflow = pytest.importorskip("mlflow", reason='MLflow is not installed: pip install "undelta[mlflow]"')
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
 )
@@ -54,7 +54,12 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+def mlflow() -> Any:
+    return pytest.importorskip("mlflow", reason="MLflow is not installed: pip install '.[mlflow]'")
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory, mlflow: Any) -> str:
     """A store in a file, with its experiment's artifacts beside it."""
     folder = tmp_path_factory.mktemp("mlflow")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
@@ -64,7 +69,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     return uri
 
 
-def test_records_become_runs_once(audited: Path, database: str) -> None:
+def test_records_become_runs_once(audited: Path, database: str, mlflow: Any) -> None:
     from undelta.integrations.mlflow import export
 
     assert export(audited, tracking_uri=database, experiment="plain") == 2
@@ -91,7 +96,7 @@ def test_records_become_runs_once(audited: Path, database: str) -> None:
 
 
 def test_pictures_are_stored_where_they_are_asked_for(
-    audited: Path, database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    audited: Path, database: str, mlflow: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from undelta.integrations.mlflow import main
 
@@ -110,3 +115,31 @@ def test_what_is_no_run_directory_is_refused(tmp_path: Path, database: str) -> N
 
     with pytest.raises(ConfigError, match="expected a directory that undelta audit"):
         export(tmp_path, tracking_uri=database)
+
+
+def test_records_become_tensorboard_runs_once_with_pictures_if_asked_for(
+    audited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install '.[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from undelta.integrations.tensorboard import export, main
+
+    assert export(audited, logdir=tmp_path / "plain") == 2
+    assert export(audited, logdir=tmp_path / "plain") == 0
+    names = sorted(path.name for path in (tmp_path / "plain").iterdir())
+    assert names == [f"{trial.attack}-{trial.key}" for trial in TRIALS]
+    record = RunDirectory(audited).record(TRIALS[1].key)
+    assert record is not None
+    events = EventAccumulator(str(tmp_path / "plain" / names[1])).Reload()
+    (point,) = events.Scalars("psnr")
+    assert (point.step, point.value) == (record.iterations, pytest.approx(record.psnr))
+    assert len(events.Scalars("mismatch")) > 1
+    assert not events.Tags()["images"]
+    (about,) = events.Tensors("undelta/text_summary")
+    assert b"| attack.steps | 12 |" in about.tensor_proto.string_val[0]
+    monkeypatch.setattr(sys, "argv", ["tensorboard", str(audited), "--logdir", str(tmp_path / "seen"), "--pictures"])
+    main()
+    assert "2 new runs in" in capsys.readouterr().out
+    (picture,) = EventAccumulator(str(tmp_path / "seen" / names[0])).Reload().Images("reconstruction")
+    assert picture.encoded_image_string.startswith(b"\x89PNG")
