@@ -8,7 +8,7 @@
 
 Nothing of a peer's code is in this repository; bring a checkout of it and what it imports. The peer gets the same
 networks, the same labels in the same order, and no more. benchmarks/peers.md says what was found. A run that was
-interrupted resumes.
+interrupted resumes, as long as its settings are the same.
 """
 
 from __future__ import annotations
@@ -174,11 +174,15 @@ def main() -> None:
     data = rows_of(given.data, given.rows) if given.data.endswith(".npz") else given.data
     for seed in () if given.table else given.seeds:
         if any((cell["duel"], cell["seed"]) == (given.duel, seed) for cell in cells):
+            if any(cell["duel"] == given.duel and cell["iterations"] != steps for cell in cells):
+                parser.error(f"{given.out} holds {given.duel} with another number of iterations")
             continue
         scenario = Scenario(data=data, **duel.scenario)
         private = scenario.draw(seed)
         observation = disclose(private, scenario, seed=seed)
         assert observation.labels is not None
+        duel.theirs(observation, given.checkout, 1)  # imports what it needs, before the clock starts
+        duel.ours(1)(observation, seed=seed)
         for name in ("theirs", "ours"):
             torch.manual_seed(seed)
             began = time.process_time()

@@ -2,19 +2,24 @@
 
 The process is told on its standard input which observation to attack and how, and writes what it found. The truth is in
 another process's memory, and neither the code that could draw it again nor the pictures it was drawn from can be
-reached: a hook refuses to import the one and to open the others. That keeps accidents out, not a determined cheat.
+reached: imports of the one and files of the other are refused. That keeps accidents out, not a determined cheat.
 """
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import json
+import math
 import os
+import resource
 import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,12 +56,27 @@ class Order:
     device: str = "cpu"
 
 
-def fence(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse, as a hook of the interpreter, what leads to the truth."""
-    if event == "import" and f"{arguments[0]}.".startswith(tuple(f"{name}." for name in TRUTH)):
-        raise ImportError(f"{arguments[0]} knows the truth, and is out of an attack's reach")
+def raise_the_fence() -> None:
+    """Refuse, from now on, what leads to the truth."""
+    sys.meta_path.insert(0, _NoTruth())
+    sys.addaudithook(_no_pictures)
+
+
+class _NoTruth(importlib.abc.MetaPathFinder):
+    """Finds the code that knows the truth, and refuses it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if f"{fullname}.".startswith(tuple(f"{name}." for name in TRUTH)):
+            raise ImportError(f"{fullname} knows the truth, and is out of an attack's reach")
+        return None
+
+
+def _no_pictures(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse, as a hook of the interpreter, to open what the truth was drawn from."""
     if event == "open" and isinstance(arguments[0], str | bytes):
-        path = os.fsdecode(arguments[0]).replace("\\", "/")
+        path = os.path.abspath(os.fsdecode(arguments[0])).replace("\\", "/")  # noqa: PTH100
         if any(f"/{folder}/" in path for folder in PICTURES) and not path.endswith((".py", ".pyi", ".pyc", ".so")):
             raise PermissionError(f"{path} may hold the truth, and is out of an attack's reach")
 
@@ -66,7 +86,7 @@ def attack_alone(order: Order) -> Reconstruction:
     torch.set_num_threads(order.threads)
     observation = load_observation(order.observation).to(device_of(order.device))
     attack = call(find("attack", order.attack, ATTACKS), order.arguments, where=order.attack, error=ConfigError)
-    clock = time.process_time if observation.device.type == "cpu" else time.perf_counter
+    clock = _processor_time if observation.device.type == "cpu" else time.perf_counter
     step = _step_seconds(observation, clock)
     signal.signal(signal.SIGPROF, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_PROF, order.most_steps * step * order.threads)
@@ -81,7 +101,7 @@ def attack_alone(order: Order) -> Reconstruction:
         {
             "format": FORMAT,
             "kind": KIND,
-            "mismatch": found.mismatch if found.mismatch == found.mismatch else None,
+            "mismatch": found.mismatch if math.isfinite(found.mismatch) else None,
             "iterations": found.iterations,
             "status": found.status,
             "seconds": seconds,
@@ -89,6 +109,12 @@ def attack_alone(order: Order) -> Reconstruction:
         },
     )
     return found
+
+
+def _processor_time() -> float:
+    """Of this process, and of those that it has started and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _step_seconds(observation: Observation, clock: Callable[[], float]) -> float:
@@ -109,7 +135,7 @@ def _step_seconds(observation: Observation, clock: Callable[[], float]) -> float
 def main() -> None:
     """Do what the standard input says."""
     order = parse(Order, json.load(sys.stdin), where="order", error=ConfigError)
-    sys.addaudithook(fence)
+    raise_the_fence()
     try:
         attack_alone(order)
     except UndeltaError as problem:

@@ -52,10 +52,11 @@ def last_inputs(observation: Observation) -> Features:
         raise MissingKnowledge("the labels are not granted")
     if len(labels.unique()) < len(labels):
         raise MissingKnowledge("two images have the same label, so that only the sum of their inputs can be solved for")
+    labels = labels.cpu()  # it is a small problem, and no GPU has the solver
     last, steps = last_layer(observation), observation.epochs * observation.batches
     place = (steps - 1) / (2 * steps)  # of the points at which gradients were taken, the mean
     gradient, sums = (
-        None if one is None else -observation.num_samples / observation.path_length * one.double()
+        None if one is None else -observation.num_samples / observation.path_length * one.double().cpu()
         for one in (last.weight, last.bias)
     )
     assert gradient is not None  # noqa: S101
@@ -80,8 +81,8 @@ def _halfway(last: LastLayer, place: float) -> tuple[Tensor, Tensor]:
     """The layer's weight and bias at a point of the path."""
     name = f"{last.name}." if last.name else ""
     weight, bias = (
-        (last.start[key] + place * last.update[key]).double() if key in last.update else last.start.get(key)
+        (last.start[key] + place * last.update[key]).double().cpu() if key in last.update else last.start.get(key)
         for key in (f"{name}weight", f"{name}bias")
     )
     assert weight is not None  # noqa: S101
-    return weight, weight.new_zeros(len(weight)) if bias is None else bias.double()
+    return weight.cpu(), weight.new_zeros(len(weight)).cpu() if bias is None else bias.double().cpu()

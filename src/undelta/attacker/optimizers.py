@@ -157,7 +157,10 @@ class LookAheadSteps(AdamSteps):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Two evaluations and, in Adam's memory, two steps; only the second one is kept."""
+        """Two evaluations and, in Adam's memory, two steps; only the second one is kept.
+
+        What is recorded of a run is the second evaluation, a step ahead.
+        """
         if closure is None:
             raise ConfigError("a step that looks ahead needs the loss at another place")
         variables = self.param_groups[0]["params"]

@@ -128,8 +128,8 @@ def print_leaderboard(rows: Sequence[Row], benchmark: Benchmark) -> None:
         typer.echo(printable(line))
     typer.echo(
         f"Version {benchmark.version}. score: mean gain in dB over each image's mean color, cases weighed alike; where "
-        "an attack is worse than that, or cannot be used (n/a), it gains nothing. Under the cases' names: PSNR in dB. "
-        f"steps: the longest case, in training steps of the client; {benchmark.budget:,.0f} are allowed."
+        "an attack is worse than that, cannot be used or failed (n/a), it gains nothing. Under the cases' names: PSNR "
+        f"in dB. steps: the longest case, in training steps of the client; {benchmark.budget:,.0f} are allowed."
     )
 
 

@@ -79,7 +79,8 @@ class Krylov:
             return self
         last = torch.zeros_like(self.diagonal)
         last[-1] = self.beside[-1] ** 2
-        corner = torch.linalg.lstsq(self.matrix, last.unsqueeze(1), driver="gelsd").solution[-1]
+        found = torch.linalg.lstsq(self.matrix.cpu(), last.unsqueeze(1).cpu(), driver="gelsd")  # no GPU has it
+        corner = found.solution[-1].to(last.device)
         return Krylov(
             norm=self.norm,
             diagonal=torch.cat([self.diagonal, corner]),

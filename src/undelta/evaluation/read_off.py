@@ -47,7 +47,7 @@ def read_off(observation: Observation, private: Private) -> ReadOff:
     if not found.settled:
         return ReadOff(reason="the solution does not settle")
     images = observation.image.normalize(private.images.to(observation.device, observation.dtype))
-    true = F.normalize(last_layer(observation).seen(found.place, images)[0].double(), dim=1)
+    true = F.normalize(last_layer(observation).seen(found.place, images)[0].double().cpu(), dim=1)
     guessed = F.normalize(found.inputs[private.labels.argsort().argsort()], dim=1)
     between = (true @ true.T).fill_diagonal_(-torch.inf)
     return ReadOff(

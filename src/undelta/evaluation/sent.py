@@ -104,7 +104,7 @@ def sent(update: Update, observation: Observation, defenses: Sequence[Defense]) 
                 sources.append(f"DP-SGD's noise, {deviation:.3g} on every entry")
                 notes.append(
                     "DP-SGD's noise is summed over the steps as if the path were straight, and its clipping, which "
-                    "takes information away, is left out: attackers are granted more than they get"
+                    "mostly takes information away, is left out"
                 )
             case Quantization() | Withholding():
                 pass

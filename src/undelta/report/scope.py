@@ -108,7 +108,7 @@ def _limits(audit: Audit) -> str:
     tight = []
     for verdict in verdicts:
         row = verdict.bound.row if verdict.bound else None
-        if row and not row.loose:
+        if row and verdict.bound and not row.loose and not verdict.bound.doubts:
             plain = "without a defense" if verdict.defense == UNDEFENDED else f"with {verdict.defense}"
             reached = "" if row.reached is None else f", where {row.reached:.1f} dB were reached"
             tight.append((row.ceiling, f"{plain if alone else f'on {verdict.title}'}{reached}"))

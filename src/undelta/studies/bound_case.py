@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from undelta.client.datasets.public import public_photographs
 from undelta.client.defenses import DpSgd
 from undelta.client.disclose import disclose_with_secrets
 from undelta.client.local import LocalRun
+from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.engine import MEMORY
 from undelta.engine.devices import device_of
@@ -150,7 +151,7 @@ def determine(
         prior=words,
         prior_psnr=-10 * math.log10(prior.variance),
         notes=channel.notes,
-        doubts=tuple(_doubts(scenario, jacobian, observation)),
+        doubts=tuple(_doubts(scenario, private, seed, observation)),
     )
 
 
@@ -243,21 +244,34 @@ def prior_of(scenario: Scenario, seed: int, public: str | None) -> tuple[ImagePr
 
 def _orders(scenario: Scenario, hidden: LocalRun, seed: int) -> Sequence[Tensor]:
     """The client's own; where mini-batches were drawn by chance, shuffled ones in their place."""
-    if any(isinstance(one, DpSgd) and one.sampling == "poisson" for one in scenario.protection):
+    if _drawn_by_chance(scenario):
         generator = stream("evaluation", "bound", seed, "orders")
         return [torch.randperm(scenario.num_samples, generator=generator) for _ in range(scenario.epochs)]
     return hidden.orders
 
 
-def _doubts(scenario: Scenario, jacobian: Jacobian, observation: Observation) -> Iterator[str]:
+def _drawn_by_chance(scenario: Scenario) -> bool:
+    return any(isinstance(one, DpSgd) and one.sampling == "poisson" for one in scenario.protection)
+
+
+def _doubts(scenario: Scenario, private: Private, seed: int, observation: Observation) -> Iterator[str]:
     """Where the bound's assumptions do not hold."""
-    norms = any(isinstance(module, _BatchNorm) for module in jacobian.network.model.modules())
+    norms = any(isinstance(module, _BatchNorm) for module in observation.model().modules())
     buffers = any(name.endswith("running_mean") for name in observation.received)
     if norms and buffers and scenario.norm_mode == "train":
         yield "BatchNorm's running statistics are sent, too, and are not counted: attackers know more than this"
-    if not scenario.defenses:
-        seen = difference(observation.received, observation.initial, jacobian.update)
-        missed = {name: value - seen[name].double() for name, value in jacobian.update.items()}
-        off = float((inner(missed, missed) / inner(jacobian.update, jacobian.update)).sqrt())
-        if off > DIFFERENT:
-            yield f"the replayed training is off by {off:.0%} of the update (dropout?): do not trust this"
+    if _drawn_by_chance(scenario):
+        yield "mini-batches were drawn by chance, and shuffled ones of equal size stand for them here"
+    if (off := _off(scenario, private, seed, observation)) > DIFFERENT:
+        yield f"the replayed training is off by {off:.0%} of the update (dropout?): do not trust this"
+
+
+def _off(scenario: Scenario, private: Private, seed: int, observation: Observation) -> float:
+    """How far a replay misses the update of the same client without defenses, which change what is sent."""
+    seen, secrets = disclose_with_secrets(private, replace(scenario, defenses=()), seed=seed)
+    seen = seen.to(observation.device)
+    batches = batches_of(secrets[0].orders, scenario.training.sizes(len(private)))
+    replayed = Jacobian.at(private, seen, batches).update
+    sent_plainly = difference(seen.received, seen.initial, replayed)
+    missed = {name: value - sent_plainly[name].double() for name, value in replayed.items()}
+    return float((inner(missed, missed) / inner(replayed, replayed)).sqrt())

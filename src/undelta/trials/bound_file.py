@@ -26,7 +26,8 @@ BOUNDS = "bounds"
 WIDE = 1.0  # dB: a gap above which the bound is an interval
 CEILING = (
     "the mean PSNR in dB that no attack is expected to exceed under the assumptions of docs/bound.md, of the seed with "
-    "the highest; < where more products would lower it. Headroom: what the strongest attack on that update left of it."
+    "the highest; < where more products would lower it, ? where an assumption does not hold. Headroom: what the "
+    "strongest attack on that update left of it."
 )
 
 
@@ -175,8 +176,9 @@ class Limit:
 
     @property
     def ceiling(self) -> str | None:
-        """As tables show it; what more products would lower is marked."""
-        return f"{'<' if self.row.loose else ''}{self.row.ceiling:.1f}" if self.row else None
+        """As tables show it; what more products would lower is marked, and what there are doubts about."""
+        marks = "<" if self.row and self.row.loose else "", "?" if self.doubts else ""
+        return f"{marks[0]}{self.row.ceiling:.1f}{marks[1]}" if self.row else None
 
     @property
     def headroom(self) -> str | None:
@@ -208,8 +210,10 @@ def highest(bounds: Mapping[str, BoundFile], records: Iterable[Record]) -> Limit
     if not bounds:
         return None
     known = list(records)
-    rows = [(row.against(known), one.doubts) for one in bounds.values() for row in one.rows]
+    rows = [row.against(known) for one in bounds.values() for row in one.rows]
     if not rows:
         return Limit(reason=next((one.error for one in bounds.values() if one.error), "not known"))
-    row, doubts = max(rows, key=lambda pair: pair[0].ceiling)
-    return Limit(row=row, doubts=doubts)
+    doubts = [doubt for one in bounds.values() for doubt in one.doubts]
+    errors = dict.fromkeys(one.error for one in bounds.values() if one.error)
+    doubts += [f"other seeds have no bound ({'; '.join(errors)})"] if errors else []
+    return Limit(row=max(rows, key=lambda row: row.ceiling), doubts=tuple(dict.fromkeys(doubts)))

@@ -198,4 +198,6 @@ def sentences(tradeoff: Tradeoff) -> list[str]:
         lines.append(f"Ceiling: {CEILING}")
         reasons = [(point.defense, point.bound.reason) for point in tradeoff.points if point.bound]
         lines += [f"No bound for {defense}: {reason}." for defense, reason in reasons if reason]
+        doubts = [(point.defense, doubt) for point in tradeoff.points if point.bound for doubt in point.bound.doubts]
+        lines += [f"Doubt about {defense}: {doubt}." for defense, doubt in doubts]
     return [*lines, *(f"Note: {note}." for note in tradeoff.notes)]

@@ -26,7 +26,17 @@ def row(name: str = "mine", noise: float | None = 17.0, **fields: object) -> Row
     entries = tuple(entry("short", seed, 20.0) for seed in (0, 1)) + tuple(
         entry("noise", seed, noise) for seed in (0, 1)
     )
-    made = Row(benchmark=1, name=name, attack=name, date="2026-11-17", versions={}, entries=entries)
+    secret = tuple(entry("short", seed, 19.0) for seed in (77, 78))
+    made = Row(
+        benchmark=1,
+        name=name,
+        attack=name,
+        date="2026-11-17",
+        versions={},
+        entries=entries,
+        repeats=True,
+        secret=secret,
+    )
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
@@ -37,7 +47,7 @@ def test_a_score_is_the_mean_gain_over_mean_color(benchmark: Benchmark) -> None:
 
 
 def test_a_sound_row_has_no_doubts(benchmark: Benchmark) -> None:
-    assert row(repeats=True).doubts(benchmark) == []
+    assert row().doubts(benchmark) == []
 
 
 def test_doubts_are_named(benchmark: Benchmark) -> None:
@@ -45,10 +55,17 @@ def test_doubts_are_named(benchmark: Benchmark) -> None:
     slow = tuple(replace(one, client_steps=121.0) for one in row().entries)
     assert "over the budget: 121 client steps, 100 allowed" in row(entries=slow).doubts(benchmark)[0]
     assert "other images" in row(repeats=False).doubts(benchmark)[0]
+    assert "was not checked" in row(repeats=None).doubts(benchmark)[0]
+    assert "was not checked" in row(secret=row().secret[:1]).doubts(benchmark)[0]
+    broken = replace(row().entries[1], status="failed", psnr=None, error="NameError: x")
+    assert (
+        "failed 1 times, first in short: NameError"
+        in row(entries=(row().entries[0], broken, *row().entries[2:])).doubts(benchmark)[0]
+    )
     assert (
         "knows the truth"
         in row(
-            secret=(entry("short", 77, 10.0),),
+            secret=(entry("short", 77, 10.0), entry("short", 78, 12.0)),
             entries=(*(entry("short", seed, 90.0) for seed in (0, 1)), *row().entries[2:]),
         ).doubts(benchmark)[0]
     )

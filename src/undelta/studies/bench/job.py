@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import inspect
 import json
 import os
 import secrets
@@ -26,13 +28,13 @@ from undelta.evaluation.score import score
 from undelta.files import make_way, read_tensors
 from undelta.observation import Observation
 from undelta.observation.file import save_observation
-from undelta.schema import is_import, unknown
+from undelta.schema import import_part, is_import, unknown
 from undelta.studies.bench.cases import Benchmark, Case, fingerprint, frozen, load_benchmark
-from undelta.studies.bench.row import Entry, Row, read_row, write_row
+from undelta.studies.bench.row import SECRET_DRAWS, Entry, Row, read_row, write_row
 from undelta.trials.config import make_attack, read_toml
+from undelta.trials.plan import Checks
 from undelta.trials.record import finite, versions
 
-SECRET_DRAWS = 2
 PATIENCE = 2.0  # times the budget, then an attack is interrupted
 HANGING_SECONDS = 3600  # by the clock on the wall: one that waits for something takes no time of a processor
 
@@ -82,9 +84,12 @@ def bench_job(
     for name in only:
         if name not in benchmark.cases:
             raise ConfigError(f"--cases: {unknown('case', name, benchmark.cases)}")
+    wanted = [case for case in benchmark.cases.values() if not only or case.name in only]
+    checked = Checks()
+    for case in wanted:
+        checked(case.scenario, f"case {case.name}")  # an extra that is missing, before hours of work
     make_way(out)
     row = _begun(one, benchmark, out)
-    wanted = [case for case in benchmark.cases.values() if not only or case.name in only]
     first = wanted[0]
     total = sum(len(case.seeds) for case in wanted) + 1 + SECRET_DRAWS
     done = {(entry.case, entry.seed) for entry in row.entries}
@@ -100,7 +105,6 @@ def bench_job(
                 entry, images = _attacked(one, case, drawn, private, observation, Path(place), benchmark, seed)
                 row = replace(row, entries=(*row.entries, replace(entry, exact=exact)))
                 if case is first and drawn == case.seeds[0] and images is not None:
-                    private.images.fill_(0.5)  # nobody could have had it, and now it is gone
                     _, again = _attacked(one, case, drawn, private, observation, Path(place), benchmark, seed)
                     row = replace(row, repeats=again is not None and torch.equal(images, again))
                 write_row(row, out)
@@ -124,13 +128,24 @@ def _begun(one: Contestant, benchmark: Benchmark, out: Path) -> Row:
         arguments=dict(one.arguments),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         versions=versions(),
+        code=_digest(one.attack),
     )
     if not out.exists():
         return mine
     there = read_row(out, benchmark)
     if (there.attack, dict(there.arguments)) != (mine.attack, dict(mine.arguments)):
         raise ConfigError(f"{out} holds a row of {there.attack} with other settings; choose another --out")
-    return there
+    if (there.code, dict(there.versions)) != (mine.code, dict(mine.versions)):
+        raise ConfigError(f"{out} was begun with other code or versions; choose another --out, or remove it")
+    return replace(there, entries=tuple(entry for entry in there.entries if entry.status != "failed"))
+
+
+def _digest(attack: str) -> str:
+    """Of the file that somebody else's attack is in; what it imports is not looked at."""
+    if not is_import(attack):
+        return ""
+    file = inspect.getsourcefile(import_part(attack, "attack"))
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
 
 
 def _attacked(
@@ -196,7 +211,9 @@ def _attacked(
 
 def verify_job(told: Callable[[int, int], None] = lambda done, total: None) -> dict[str, bool]:
     """Make every observation again; whether each came out bit for bit, or only up to rounding."""
-    benchmark, expected = load_benchmark(), frozen()
+    benchmark, expected, checked = load_benchmark(), frozen(), Checks()
+    for case in benchmark.cases.values():
+        checked(case.scenario, f"case {case.name}")
     pairs = [(case, seed) for case in benchmark.cases.values() for seed in case.seeds]
     exact = {}
     for number, (case, seed) in enumerate(pairs):

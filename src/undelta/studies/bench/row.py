@@ -15,6 +15,7 @@ from undelta.studies.bench.cases import Benchmark
 
 LEADERBOARD = Path(__file__).with_name("leaderboard.json")
 OVER = 1.2  # of the budget: what a noisy clock is forgiven
+SECRET_DRAWS = 2
 KNOWN = 6.0  # dB: so much worse on secret draws, an attack knows the public ones
 
 
@@ -56,9 +57,11 @@ class Row:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     date: str
     versions: Mapping[str, str]
+    code: str = ""
+    """A digest of the module that somebody else's attack is in."""
     entries: tuple[Entry, ...] = ()
     repeats: bool | None = None
-    """Whether the first case gave the same images again, bit for bit, after its truth had been overwritten."""
+    """Whether the first case gave the same images again, bit for bit; None if it gave none, or was not reached."""
     secret: tuple[Entry, ...] = ()
     """The first case with seeds that nobody knew before, in disguise."""
 
@@ -95,11 +98,23 @@ class Row:
         steps = self.client_steps()
         if steps is not None and steps > OVER * benchmark.budget:
             found.append(f"over the budget: {steps:,.0f} client steps, {benchmark.budget:,.0f} allowed")
+        failed = [entry for entry in (*self.entries, *self.secret) if entry.status == "failed"]
+        if failed:
+            found.append(f"it failed {len(failed)} times, first in {failed[0].case}: {failed[0].error}")
         if self.repeats is False:
             found.append("equal seeds gave other images")
+        if not self.checked:
+            found.append("whether it knows the truth was not checked")
         if self.knows_the_truth:
             found.append("far worse on secret draws than on public ones: it knows the truth")
         return found
+
+    @property
+    def checked(self) -> bool:
+        """Whether the checks were run, as far as the attack can be used in the first case."""
+        first = self.entries[0] if self.entries else None
+        usable = first is not None and first.psnr is not None
+        return len(self.secret) >= SECRET_DRAWS and (self.repeats is not None or not usable)
 
     @property
     def knows_the_truth(self) -> bool:
