@@ -33,7 +33,7 @@ from undelta.studies.bench.cases import Benchmark, Case, fingerprint, frozen, lo
 from undelta.studies.bench.row import SECRET_DRAWS, Entry, Row, read_row, write_row
 from undelta.trials.config import make_attack, read_toml
 from undelta.trials.plan import Checks
-from undelta.trials.record import finite, versions
+from undelta.trials.record import versions
 
 PATIENCE = 2.0  # times the budget, then an attack is interrupted
 HANGING_SECONDS = 3600  # by the clock on the wall: one that waits for something takes no time of a processor
@@ -204,7 +204,7 @@ def _attacked(
     except DataError as problem:
         return replace(entry, error=str(problem)), None
     color = scored.baselines[COLOR].psnr
-    metrics = {name: finite(getattr(scored, name)) for name in ("psnr", "ssim", "lpips")}
+    metrics = {name: getattr(scored, name) for name in ("psnr", "ssim", "lpips")}
     numbers = {name: about[name] for name in ("mismatch", "iterations", "client_steps", "seconds")}
     return replace(entry, status=result.status, color=color, **metrics, **numbers), result.images
 
