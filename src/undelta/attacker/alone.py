@@ -118,7 +118,7 @@ def _processor_time() -> float:
 
 
 def _step_seconds(observation: Observation, clock: Callable[[], float]) -> float:
-    """How long the client takes for a training step on all of its images at once: forward and backward."""
+    """How long the client takes for a training step on all of its images at once, one in each round that was seen."""
     network = Network(observation.model(), observation.training)
     start = {name: value.clone().requires_grad_() for name, value in network.start.items()}
     images = torch.rand((observation.num_samples, *observation.image.shape), dtype=observation.dtype)
@@ -129,7 +129,7 @@ def _step_seconds(observation: Observation, clock: Callable[[], float]) -> float
         began = clock()
         torch.autograd.grad(network.loss(start, images, labels), list(start.values()), allow_unused=True)
         times.append(clock() - began)
-    return statistics.median(times)
+    return statistics.median(times) * len(observation.rounds)
 
 
 def main() -> None:
