@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("duel", choices=DUELS)
     parser.add_argument("--checkout", type=Path, help="a clone of the peer's repository")
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--data", default="photos", help="a .npz of images, or a source that has a name")
     parser.add_argument("--rows", choices=ROWS, default="odd", help="which images of a .npz")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int)
@@ -171,8 +171,11 @@ def main() -> None:
     cells: list[dict[str, Any]] = json.loads(given.out.read_text())["cells"] if given.out.exists() else []
     duel = DUELS[given.duel]
     steps = given.iterations or duel.iterations
+    if given.table:
+        print(table(cells))
+        return
     data = rows_of(given.data, given.rows) if given.data.endswith(".npz") else given.data
-    for seed in () if given.table else given.seeds:
+    for seed in given.seeds:
         if any((cell["duel"], cell["seed"]) == (given.duel, seed) for cell in cells):
             if any(cell["duel"] == given.duel and cell["iterations"] != steps for cell in cells):
                 parser.error(f"{given.out} holds {given.duel} with another number of iterations")
