@@ -122,7 +122,12 @@ def print_leaderboard(rows: Sequence[Row], benchmark: Benchmark) -> None:
         doubts += [f"{row.name}: {words}." for words in found]
     titles = ("rank", "attack", "score", *benchmark.cases, "steps")
     draw_table(
-        titles, cells, words=("attack",), spare=("steps", *benchmark.cases), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        titles,
+        cells,
+        words=("attack",),
+        spare=("steps", *reversed(benchmark.cases)),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     for line in doubts:
         typer.echo(printable(line))
