@@ -125,7 +125,7 @@ def print_leaderboard(rows: Sequence[Row], benchmark: Benchmark) -> None:
         titles,
         cells,
         words=("attack",),
-        spare=("steps", *reversed(benchmark.cases)),
+        spare=("steps", *reversed([*benchmark.cases])),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
