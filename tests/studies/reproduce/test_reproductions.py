@@ -171,10 +171,18 @@ def test_all_methods_of_the_paper_share_optimizer_regularizers_and_most_of_them_
         ]
         assert all(arguments == shared[0] for arguments in shared)
         steps = {cell.method: cell.trials[0].arguments.get("steps") for cell in cells(COMPARISON, scale) if cell.trials}
-        for method in scale.method_iterations:
+        for method in (*scale.method_iterations, *scale.method_gradients):
             assert (steps.pop(method) or 0) < scale.iterations  # an iteration costs several times AWA's
         steps.pop(STRONGEST)
         assert set(steps.values()) == {scale.iterations}
+
+
+def test_methods_that_go_through_all_epochs_take_fewer_iterations_the_more_epochs_there_are() -> None:
+    steps = {
+        (cell.here, cell.method): cell.trials[0].arguments.get("steps") for cell in cells(COMPARISON, RESNET18)[:32]
+    }
+    assert [steps[f"N=8, E={epochs}, B=4", "iDLG"] for epochs in (8, 16)] == [150, 75]
+    assert [steps[f"N=8, E={epochs}, B=4", "AWA"] for epochs in (8, 16)] == [1000, 1000]
 
 
 def test_geng_knows_the_labels_as_the_others_do() -> None:

@@ -102,12 +102,20 @@ def _table(case: str, results: Results, show: Callable[[Cell, str], str]) -> Tab
 
 
 def _iterations(results: Results) -> str:
-    counts = {
-        method: next((one.trials for one in results.cells if one.method == method and one.trials), ())
+    known = {
+        method: sorted(
+            {trial.arguments.get("steps", 0) for one in results.cells for trial in one.trials if one.method == method}
+        )
         for method in results.methods
     }
-    known = {method: trials[0].arguments.get("steps") for method, trials in counts.items() if trials}
-    return ", ".join(f"{method} {steps or 'as by default'}" for method, steps in known.items())
+    return ", ".join(f"{method} {_range(steps)}" for method, steps in known.items() if steps)
+
+
+def _range(steps: list[int]) -> str:
+    """The least and the most; none where our own attack has its own."""
+    if not steps[-1]:
+        return "as by default"
+    return f"{steps[0]} to {steps[-1]}" if steps[0] < steps[-1] else str(steps[0])
 
 
 def _baselines(results: Results) -> Table:

@@ -161,7 +161,7 @@ def cells_of(
             fields |= {"rounds": rounds, "clients": CLIENTS, "participants": CLIENTS}
         scenario = parse(Scenario, fields, where=f"scale {scale.name}: {size}", error=ConfigError)
         for method in reproduction.methods:
-            attack, arguments = _settings(method, reproduction, scale, tuned)
+            attack, arguments = _settings(method, reproduction, scale, size.epochs, tuned)
             if method != STRONGEST:
                 arguments |= _taken(attack, settings or {})
             probes = method in (AWA, GRANTED)  # what it makes of pure noise is a baseline of the whole row
@@ -195,10 +195,10 @@ def cells_of(
 
 
 def _settings(
-    method: str, reproduction: Reproduction, scale: Scale, tuned: Weights | None
+    method: str, reproduction: Reproduction, scale: Scale, epochs: int, tuned: Weights | None
 ) -> tuple[str, dict[str, Any]]:
     """Attack and settings of a method; all of the paper's share optimizer and regularizers, and most the iterations."""
-    iterations = scale.steps(method, large=reproduction.large)
+    iterations = scale.steps(method, epochs, large=reproduction.large)
     common: dict[str, Any] = {"steps": iterations, "learning_rate": scale.attack_rate, **scale.priors}
     awa = {"setting": "paper", **common}
     geng = {**common, "labels": "disclosed"}  # the paper takes labels as known for all

@@ -48,6 +48,8 @@ class Scale:
     iterations: int = published.ITERATIONS
     method_iterations: Mapping[str, int] = field(default_factory=dict)
     """Of methods whose iterations cost several times as much, in place of those."""
+    method_gradients: Mapping[str, int] = field(default_factory=dict)
+    """Of methods whose iterations take a gradient for every epoch: how many in all, whatever E is."""
     large_iterations: int = published.LARGE_ITERATIONS
     """Where the paper takes 50 000."""
     attack_rate: float = published.ATTACK_RATE
@@ -79,9 +81,13 @@ class Scale:
             raise ConfigError(f"scale {self.name}: expected {len(cases)} cases of {reproduction}, got {len(own)}")
         return own or [self.case(case) for case in cases]
 
-    def steps(self, method: str, *, large: bool) -> int:
-        """Iterations of a method."""
-        return self.large_iterations if large else self.method_iterations.get(method, self.iterations)
+    def steps(self, method: str, epochs: int, *, large: bool) -> int:
+        """Iterations of a method at this scale's E."""
+        if large:
+            return self.large_iterations
+        if method in self.method_gradients:
+            return max(1, self.method_gradients[method] // epochs)
+        return self.method_iterations.get(method, self.iterations)
 
     def scenario_of(self, here: Case, data: str) -> dict[str, Any]:
         """Fields of the `Scenario` of a case of this scale."""
