@@ -25,6 +25,7 @@ MACRO_STEPS = (5, 10, 20)
 RESOLVED = 0.3  # of the mismatch so far: what a finer replay may change the simulated update by
 LEAST_LENGTH = 1e-9  # of a path that is looked for
 AGREE = 0.1  # lengths of one path in few and in twice as many macro-steps, if they resolve it
+BENT = 0.08  # of the update: what the midpoint's images leave unexplained, if the path bends much
 
 
 def resolving(observation: Observation, guess: Reconstruction, replay: ReplayPart, memory: int = MEMORY) -> ReplayPart:
@@ -34,14 +35,10 @@ def resolving(observation: Observation, guess: Reconstruction, replay: ReplayPar
     are far from the truth, a rough replay is as good as a fine one, and cheaper; the closer they are, the finer it must
     be, or the attack fits the replay's own error.
     """
-
-    def simulated(part: ReplayPart) -> Update:
-        made = prepare(part, observation, stream("attacker", "resolving"), memory)
-        return made(observation.image.normalize(guess.images), guess.labels).update
-
     most = observation.training.epochs * observation.training.batches
     parts = [replay, *_finer_than(replay, most)]
-    updates = map(simulated, parts)  # lazily: the finest ones are seldom asked for
+    # Lazily: the finest ones are seldom asked for.
+    updates = (_simulated(observation, guess, part, memory)[0] for part in parts)
     for part, (rough, fine) in zip(parts[:-1], pairwise(updates), strict=True):
         if mismatch(rough, fine) <= RESOLVED * guess.mismatch:
             return part
@@ -56,6 +53,19 @@ def _finer_than(replay: ReplayPart, most: int) -> Iterator[CoarseRollout]:
             yield CoarseRollout(steps=count)
 
 
+def bends(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> bool:
+    """Whether the path bends so much that the images of its midpoint are no start for a coarse rollout.
+
+    Either they leave much of the update unexplained, or a few macro-steps along their path overshoot. The truth, whose
+    gradients are larger, would overshoot in more steps than these images do: a coarse rollout would lead away from it.
+    """
+    most = observation.training.epochs * observation.training.batches
+    few, more = (CoarseRollout(steps=min(count, most)) for count in MACRO_STEPS[:2])
+    if guess.mismatch > BENT or few == more:
+        return guess.mismatch > BENT
+    return not mismatch(*(_simulated(observation, guess, part, memory)[0] for part in (few, more))) <= AGREE
+
+
 def supposed(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> Observation:
     """The observation with the length η·E·B that its update and these dummy images make likely, in full-batch SGD.
 
@@ -64,9 +74,8 @@ def supposed(observation: Observation, guess: Reconstruction, memory: int = MEMO
     if "log_length" in guess.learned:
         length = math.exp(guess.learned["log_length"])
     else:
-        replay = prepare(OneStep(position=0.5), observation, stream("attacker", "supposed"), memory)
-        simulated = replay(observation.image.normalize(guess.images), guess.labels).update
-        length = max(least_squares(simulated, replay.target) * length_or_one(observation), LEAST_LENGTH)
+        simulated, target = _simulated(observation, guess, OneStep(position=0.5), memory)
+        length = max(least_squares(simulated, target) * length_or_one(observation), LEAST_LENGTH)
     training = observation.training
     plain = LocalTraining(
         epochs=MACRO_STEPS[-1],
@@ -84,17 +93,22 @@ def path_stretch(observation: Observation, guess: Reconstruction, memory: int = 
     """
 
     def length(count: int) -> float:
-        replay = prepare(CoarseRollout(steps=count), observation, stream("attacker", "stretch"), memory)
-        simulated = replay(observation.image.normalize(guess.images), guess.labels).update
-        sent = sent_entries(replay.target)
+        simulated, target = _simulated(observation, guess, CoarseRollout(steps=count), memory)
+        sent = sent_entries(target)
         if sent:
             simulated = {name: value * sent[name] for name, value in simulated.items()}
-        size = float(inner(replay.target, replay.target).sqrt())
+        size = float(inner(target, target).sqrt())
         return float(inner(simulated, simulated).sqrt()) / size if size else 1.0
 
     most = observation.training.epochs * observation.training.batches
     coarse, fine = (length(min(count, most)) for count in MACRO_STEPS[:2])
     return fine if math.isfinite(fine) and abs(coarse - fine) <= AGREE * fine else 1.0
+
+
+def _simulated(observation: Observation, guess: Reconstruction, part: ReplayPart, memory: int) -> tuple[Update, Update]:
+    """The dummy update of these images, and its target."""
+    replay = prepare(part, observation, stream("attacker", "resolving"), memory)
+    return replay(observation.image.normalize(guess.images), guess.labels).update, replay.target
 
 
 class Fit(NamedTuple):

@@ -1,9 +1,10 @@
 """Our own composite: the worst case that an auditor should report. What each part gave is in docs/strongest.md.
 
 First the mean gradient at the path's midpoint, which is cheap and soon good, tried with several layer weights; what
-explains the update better is kept. Then, in rounds, the cheapest replay that resolves the client's path as finely as
-the images so far explain the update: the midpoint while it does, then the whole path, rolled out from θ on the dummy
-images themselves in more and more macro-steps.
+explains the update better is kept. Where the path bends much, one gradient at a learned point beside it, as in NL-SME:
+a coarse rollout of images that are not there yet would lead away from the truth. Then, in rounds, the cheapest replay
+that resolves the client's path as finely as the images so far explain the update: the midpoint while it does, then the
+whole path, rolled out from θ on the dummy images themselves in more and more macro-steps.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from undelta.attacker.candidates import FALLING, FLAT, RISING, Candidate, judge_
 from undelta.attacker.combine import Matching, Phases, altered, best_of
 from undelta.attacker.labels import label_source
 from undelta.attacker.method import GradientMatching
-from undelta.attacker.optimizers import Adam, cosine_decay
+from undelta.attacker.optimizers import Adam, cosine_decay, three_step
+from undelta.attacker.paths import LearnedCurve
 from undelta.attacker.priors import (
     BatchNormStatistics,
     ColorVariation,
@@ -26,7 +28,7 @@ from undelta.attacker.priors import (
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replay import ReplayPart
 from undelta.attacker.replays import CoarseRollout, FullRollout, LearnedLength, OneStep
-from undelta.attacker.resolution import MACRO_STEPS, path_stretch, resolving, supposed
+from undelta.attacker.resolution import MACRO_STEPS, bends, path_stretch, resolving, supposed
 from undelta.attacker.span import InputSpans
 from undelta.errors import ConfigError
 from undelta.observation import Observation
@@ -36,6 +38,9 @@ POLISH, POLISH_RATE = 0.2, 0.2  # the share of that time for a last phase with w
 LATE_TV = 0.67  # of the variation's weight in that phase
 LATER = 0.3  # of the mismatch so far: what the rounds to come may reach
 SECOND = 0.4  # of the first round's rate: what it found is not to be lost again
+
+CURVE, CURVE_COST = 0.5, 2  # the share of the rounds' time for a learned curve, and its iterations' time in gradients
+AFTER_CURVE = 0.1  # Adam's rate in the round after it, which is short and fine
 
 LENGTH_RATE = 0.01  # Adam's for the logarithm of a length that is learned
 
@@ -47,7 +52,7 @@ CLIPPED = 1.5  # times shorter than its path: an update that its client did not 
 
 @dataclass(frozen=True, kw_only=True)
 class Composite:
-    """A midpoint phase, and rounds with as fine a replay as the path needs.
+    """A midpoint phase, a learned curve where the path bends, and rounds with as fine a replay as the path needs.
 
     Of a clipped update the midpoint lies further out than it says. Where the path that the first images would give is
     much longer than the update, the midpoint phase is done again, there.
@@ -83,12 +88,28 @@ class Composite:
 
         budget, spent = MACRO_STEPS[0] * self.rollout.steps, 0  # gradients
 
+        def curve(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
+            nonlocal spent
+            few = training.epochs == 1 or (training.batches == 1 and training.epochs <= MACRO_STEPS[0])
+            exact = single or few  # a rollout takes the client's own steps
+            fits = by.replay == OneStep(position=0.5) and chosen.weights == FLAT and not chosen.signed
+            free = not (learned or training.adaptive or observation.further or self.macro_steps)
+            if exact or not fits or not free or not bends(observation, guess, run.memory):
+                return None
+            spent = int(budget * CURVE)
+            steps = max(1, spent // CURVE_COST)
+            return replace(
+                by, replay=LearnedCurve(), schedule=three_step, optimizer=Adam(learning_rate=1.0), steps=steps
+            )
+
         def finer(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
             nonlocal spent
             total = budget - (int(budget * POLISH) if chosen.late else 0)
             if spent >= total:
                 return None
             rate = self.rollout.optimizer.learning_rate * chosen.rate * (SECOND if spent else 1)
+            if isinstance(by.replay, LearnedCurve):
+                rate, by = AFTER_CURVE, replace(by, replay=OneStep(position=0.5))
             replay, settled = by.replay, True
             if not single:
                 replay, settled = self._replay(observation, guess, by, run.memory, learned=learned)
@@ -122,7 +143,7 @@ class Composite:
             for candidate in self.candidates
             if not candidate.trained_only or was_trained(observation)
         )
-        rounds = () if unknown and training.adaptive else (further_out, *[finer] * ROUNDS, polish)
+        rounds = () if unknown and training.adaptive else (further_out, curve, *[finer] * ROUNDS, polish)
         return Phases(phases=(tries, *rounds), judge=judge_for(observation))(observation, seed=seed, run=run)
 
     def _chosen(self, by: GradientMatching) -> Candidate:
