@@ -8,6 +8,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from undelta.attacker.distances import mismatch
 from undelta.attacker.objective import Problem, decode
 from undelta.attacker.pruned import sent_entries
@@ -25,7 +28,8 @@ MACRO_STEPS = (5, 10, 20)
 RESOLVED = 0.3  # of the mismatch so far: what a finer replay may change the simulated update by
 LEAST_LENGTH = 1e-9  # of a path that is looked for
 AGREE = 0.1  # lengths of one path in few and in twice as many macro-steps, if they resolve it
-BENT = 0.08  # of the update: what the midpoint's images leave unexplained, if the path bends much
+OVERSHOT = 0.02  # of an update: what few and twice as many macro-steps disagree by, if they are too large
+CONTRAST = 0.25  # a photograph's standard deviation around gray
 
 
 def resolving(observation: Observation, guess: Reconstruction, replay: ReplayPart, memory: int = MEMORY) -> ReplayPart:
@@ -53,17 +57,31 @@ def _finer_than(replay: ReplayPart, most: int) -> Iterator[CoarseRollout]:
             yield CoarseRollout(steps=count)
 
 
-def bends(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> bool:
-    """Whether the path bends so much that the images of its midpoint are no start for a coarse rollout.
+def overshoots(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> bool:
+    """Whether a few macro-steps are too large for a path so long: rollouts in so few lead away from the truth.
 
-    Either they leave much of the update unexplained, or a few macro-steps along their path overshoot. The truth, whose
-    gradients are larger, would overshoot in more steps than these images do: a coarse rollout would lead away from it.
+    This is asked of random images with a photograph's spectrum. Those that an attack has found so far are smooth, and
+    their gradients so small that they do not tell; what they leave unexplained does not, either, since it may be noise.
     """
+    made = replace(guess, images=_like_photographs(observation, stream("attacker", "overshoots")))
     most = observation.training.epochs * observation.training.batches
-    few, more = (CoarseRollout(steps=min(count, most)) for count in MACRO_STEPS[:2])
-    if guess.mismatch > BENT or few == more:
-        return guess.mismatch > BENT
-    return not mismatch(*(_simulated(observation, guess, part, memory)[0] for part in (few, more))) <= AGREE
+    few, more = (
+        _simulated(observation, made, CoarseRollout(steps=min(count, most)), memory)[0] for count in MACRO_STEPS[:2]
+    )
+    return not mismatch(few, more) <= OVERSHOT
+
+
+def _like_photographs(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Noise whose amplitude falls with its frequency, of a photograph's contrast."""
+    shape = (observation.num_samples, *observation.image.shape)
+    rows, columns = (torch.fft.fftfreq(side) for side in shape[-2:])
+    frequency = torch.hypot(rows[:, None], columns)
+    frequency[0, 0] = 1.0
+    waves = torch.fft.fft2(torch.randn(shape, generator=generator)) / frequency
+    waves[..., 0, 0] = 0.0
+    noise: Tensor = torch.fft.ifft2(waves).real
+    noise = noise / noise.std((1, 2, 3), keepdim=True).clamp(min=1e-6)
+    return (0.5 + CONTRAST * noise).clamp(0, 1).to(observation.device, observation.dtype)
 
 
 def supposed(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> Observation:

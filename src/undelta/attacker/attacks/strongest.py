@@ -1,10 +1,10 @@
 """Our own composite: the worst case that an auditor should report. What each part gave is in docs/strongest.md.
 
 First the mean gradient at the path's midpoint, which is cheap and soon good, tried with several layer weights; what
-explains the update better is kept. Where the path bends much, one gradient at a learned point beside it, as in NL-SME:
-a coarse rollout of images that are not there yet would lead away from the truth. Then, in rounds, the cheapest replay
-that resolves the client's path as finely as the images so far explain the update: the midpoint while it does, then the
-whole path, rolled out from θ on the dummy images themselves in more and more macro-steps.
+explains the update better is kept. Where the path is so long that a coarse rollout would lead away from the truth, one
+gradient at a learned point beside it, as in NL-SME. Then, in rounds, the cheapest replay that resolves the client's
+path as finely as the images so far explain the update: the midpoint while it does, then the whole path, rolled out from
+θ on the dummy images themselves in more and more macro-steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from undelta.attacker.priors import (
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replay import ReplayPart
 from undelta.attacker.replays import CoarseRollout, FullRollout, LearnedLength, OneStep
-from undelta.attacker.resolution import MACRO_STEPS, bends, path_stretch, resolving, supposed
+from undelta.attacker.resolution import MACRO_STEPS, overshoots, path_stretch, resolving, supposed
 from undelta.attacker.span import InputSpans
 from undelta.errors import ConfigError
 from undelta.observation import Observation
@@ -39,7 +39,8 @@ LATE_TV = 0.67  # of the variation's weight in that phase
 LATER = 0.3  # of the mismatch so far: what the rounds to come may reach
 SECOND = 0.4  # of the first round's rate: what it found is not to be lost again
 
-CURVE, CURVE_COST = 0.5, 2  # the share of the rounds' time for a learned curve, and its iterations' time in gradients
+CURVE, LEAST_CURVE = 0.5, 150  # the share of the rounds' time for a learned curve, and the least of its iterations
+CURVE_COST = 2  # the time of one in gradients: it moves as many variables as the model has
 AFTER_CURVE = 0.1  # Adam's rate in the round after it, which is short and fine
 
 LENGTH_RATE = 0.01  # Adam's for the logarithm of a length that is learned
@@ -52,7 +53,7 @@ CLIPPED = 1.5  # times shorter than its path: an update that its client did not 
 
 @dataclass(frozen=True, kw_only=True)
 class Composite:
-    """A midpoint phase, a learned curve where the path bends, and rounds with as fine a replay as the path needs.
+    """A midpoint phase, a learned curve where the path is long, and rounds with as fine a replay as the path needs.
 
     Of a clipped update the midpoint lies further out than it says. Where the path that the first images would give is
     much longer than the update, the midpoint phase is done again, there.
@@ -94,9 +95,9 @@ class Composite:
             exact = single or few  # a rollout takes the client's own steps
             fits = by.replay == OneStep(position=0.5) and chosen.weights == FLAT and not chosen.signed
             free = not (learned or training.adaptive or observation.further or self.macro_steps)
-            if exact or not fits or not free or not bends(observation, guess, run.memory):
+            if exact or not fits or not free or not overshoots(observation, guess, run.memory):
                 return None
-            spent = int(budget * CURVE)
+            spent = min(budget, max(int(budget * CURVE), LEAST_CURVE * CURVE_COST))
             steps = max(1, spent // CURVE_COST)
             return replace(
                 by, replay=LearnedCurve(), schedule=three_step, optimizer=Adam(learning_rate=1.0), steps=steps
