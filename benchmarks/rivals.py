@@ -1,9 +1,10 @@
 """Surrogates on a learned curve (NL-SME, PI-SME) beside SME and ``strongest``, where a client's path bends.
 
-    python benchmarks/rivals.py --out docs/results/rivals.json --seeds 0 1 2 3 4
+    python benchmarks/rivals.py short long --out docs/results/rivals.json
+    python benchmarks/rivals.py longest --out docs/results/rivals-longest.json --seeds 500 501 502 503 504 505 506 507
 
-Four photographs of 16 x 16 pixels on a small CNN; ``long`` goes four times as far as ``short``. A run that was
-interrupted resumes.
+Four photographs of 16 x 16 pixels on a small CNN; ``long`` goes four times as far as ``short``. ``longest`` has patches
+of 32 x 32 and goes so far that coarse rollouts overshoot. A run that was interrupted resumes.
 """
 
 from __future__ import annotations
@@ -31,17 +32,27 @@ SHORT = Scenario(
     batches=2,
     learning_rate=0.01,
 )
-CASES = {"short": SHORT, "long": replace(SHORT, epochs=10, learning_rate=0.02)}
+LONGEST = replace(
+    SHORT,
+    data="patches",
+    image_size=32,
+    model_arguments={"width": 16, "hidden": 100},
+    epochs=20,
+    learning_rate=0.02,
+)
+CASES = {"short": SHORT, "long": replace(SHORT, epochs=10, learning_rate=0.02), "longest": LONGEST}
 ATTACKS = {
     "sme": sme(steps=600),
     "nl_sme": nl_sme(steps=600),
     "pi_sme": pi_sme(steps=200),  # three gradients each
     "strongest": strongest(rollout_steps=100),  # 200 gradients, then 500
+    "strongest, no curve": strongest(rollout_steps=100, curve=False),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", choices=CASES)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--table", action="store_true", help="only print what is there")
@@ -49,13 +60,13 @@ def main() -> None:
     torch.set_num_threads(1)
     cells: list[dict[str, Any]] = json.loads(given.out.read_text())["cells"] if given.out.exists() else []
     done = {(cell["case"], cell["attack"], cell["seed"]) for cell in cells}
-    for case, scenario in CASES.items():
+    for case, scenario in ((name, CASES[name]) for name in given.cases):
         for seed in () if given.table else given.seeds:
             private = scenario.draw(seed)
             observation = disclose(private, scenario, seed=seed)
             for name, attack in ATTACKS.items():
-                if (case, name, seed) in done:
-                    continue
+                if (case, name, seed) in done or (name == "strongest, no curve" and case != "longest"):
+                    continue  # without overshooting there is no curve
                 began = time.process_time()
                 found = attack(observation, seed=seed)
                 seconds, scored = time.process_time() - began, score(found, private)
@@ -72,21 +83,25 @@ def main() -> None:
                     }
                 )
                 print(json.dumps(cells[-1]), flush=True)
-                write(given.out, {"cases": {key: asdict(value) for key, value in CASES.items()}, "cells": cells})
+                write(given.out, {"cases": {key: asdict(CASES[key]) for key in given.cases}, "cells": cells})
     print(table(cells))
 
 
 def table(cells: list[dict[str, Any]]) -> str:
-    lines = ["| path | attack | each draw | PSNR (dB) | SSIM | mismatch |", "|---|---|---|---|---|---|"]
+    lines = ["| path | attack | each draw | PSNR (dB) | SSIM | mismatch | time |", "|---|---|---|---|---|---|---|"]
     for case in CASES:
         for name in ATTACKS:
             own = [cell for cell in cells if (cell["case"], cell["attack"]) == (case, name)]
             if own:
                 each = ", ".join(f"{cell['psnr']:.1f}" for cell in own)
-                psnr, ssim, mismatch = (
-                    statistics.mean(cell[key] for cell in own) for key in ("psnr", "ssim", "mismatch")
+                keys = ("psnr", "ssim", "mismatch", "processor_seconds")
+                psnr, ssim, mismatch, seconds = (statistics.mean(cell[key] for cell in own) for key in keys)
+                unit = statistics.mean(
+                    cell["processor_seconds"] for cell in cells if (cell["case"], cell["attack"]) == (case, "sme")
                 )
-                lines.append(f"| {case} | {name} | {each} | {psnr:.1f} | {ssim:.3f} | {mismatch:.4f} |")
+                lines.append(
+                    f"| {case} | {name} | {each} | {psnr:.1f} | {ssim:.3f} | {mismatch:.4f} | {seconds / unit:.2f} |"
+                )
     return "\n".join(lines)
 
 

@@ -12,18 +12,19 @@ import pytest
 import torch
 
 from undelta.attacker.attacks import ATTACKS, strongest
-from undelta.attacker.attacks.strongest import CLIPPED, LATE_TV, STEEP_RATE, STEEP_TV
+from undelta.attacker.attacks.strongest import AFTER_CURVE, CLIPPED, LATE_TV, STEEP_RATE, STEEP_TV
 from undelta.attacker.candidates import FLAT, RISING, judge_for, was_trained
 from undelta.attacker.combine import Consensus, Phases, method_of
 from undelta.attacker.descent import Descent, Method
 from undelta.attacker.distances import mismatch
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam
+from undelta.attacker.paths import LearnedCurve
 from undelta.attacker.priors import ColorVariation, TotalVariation
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replay import Replay, ReplayPart
 from undelta.attacker.replays import CoarseRollout, OneStep
-from undelta.attacker.resolution import MACRO_STEPS, RESOLVED, path_stretch, resolving
+from undelta.attacker.resolution import MACRO_STEPS, RESOLVED, overshoots, path_stretch, resolving
 from undelta.attacker.span import InputSpans
 from undelta.attacker.weights import WeightsPart
 from undelta.client.disclose import disclose, disclose_with_secrets
@@ -128,6 +129,58 @@ def test_rounds_share_the_time_and_get_finer_as_the_mismatch_falls(monkeypatch: 
     result = strongest(steps=2, rollout_steps=16)(observation)
     # 2 x 2 iterations, then 40 gradients in steps of 5, then 40 in steps of 20.
     assert result.iterations == 2 * 2 + 40 // 5 + 40 // 20
+
+
+LONG = replace(SCENARIO, learning_rate=8.0, epochs=20)
+
+
+@pytest.mark.parametrize(("scenario", "too_long"), [(SCENARIO, False), (LONG, True)], ids=["short", "long"])
+def test_few_macro_steps_overshoot_on_a_long_path(scenario: Scenario, too_long: bool) -> None:
+    observation = disclose(scenario.draw(0), scenario)
+    assert overshoots(observation, replace(truth(), mismatch=1.0)) is too_long
+    flat = replace(truth(), images=torch.full_like(truth().images, 0.5))
+    assert overshoots(observation, flat) is too_long  # it does not depend on how far the attack has come
+
+
+def test_a_long_path_is_approached_on_a_learned_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "LEAST_CURVE", 4)
+    monkeypatch.setattr(MODULE, "resolving", lambda *_: CoarseRollout(steps=20))
+    observation = disclose(LONG.draw(0), LONG)
+    methods = methods_of(observation, monkeypatch, weights="flat", rollout_steps=16)
+    # Of 80 gradients 40 in 20 iterations on the curve, and 40 in 2 of 20 macro-steps each, which are small ones.
+    assert [(method.replay, method.steps) for method in methods[1:]] == [
+        (LearnedCurve(), 20),
+        (CoarseRollout(steps=20), 2),
+    ]
+    assert methods[-1].optimizer.learning_rate == AFTER_CURVE
+    monkeypatch.setattr(MODULE, "LEAST_CURVE", 40)
+    *_, last = methods_of(observation, monkeypatch, weights="flat", rollout_steps=16)
+    assert (last.replay, last.steps) == (LearnedCurve(), 40)  # too little time for both
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings"),
+    [
+        ({}, {"curve": False}),
+        ({}, {"macro_steps": 2}),
+        ({}, {"length": "learned"}),
+        ({}, {"weights": "rising"}),
+        ({}, {"signed": True}),
+        ({"epochs": 1}, {}),
+        ({"epochs": 3, "batches": 1}, {}),
+        ({"optimizer": "adam"}, {}),
+        ({"observed_rounds": 2}, {}),
+    ],
+    ids=str,
+)
+def test_there_is_no_curve_where_it_does_not_fit(
+    fields: dict[str, Any], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODULE, "overshoots", lambda *_: True)
+    scenario = replace(SCENARIO, **fields)
+    observation = disclose(scenario.draw(0), scenario)
+    curves = [method for method in methods_of(observation, monkeypatch, **settings) if method.replay == LearnedCurve()]
+    assert not curves
 
 
 def test_a_phase_that_ends_worse_than_it_began_is_undone() -> None:
@@ -297,7 +350,7 @@ def methods_of(observation: Observation, monkeypatch: pytest.MonkeyPatch, **sett
         seen.append(self.method)
 
     monkeypatch.setattr(Descent, "__init__", spy)
-    strongest(steps=2, rollout_steps=4, **settings)(observation)
+    strongest(**{"steps": 2, "rollout_steps": 4, **settings})(observation)
     return seen
 
 

@@ -66,6 +66,8 @@ class Composite:
     macro_steps: int | None
     """None: chosen before each round on the images so far, without any truth."""
     length: Literal["told", "learned"] = "told"
+    curve: bool = True
+    """Whether a long path is approached on a learned curve."""
 
     def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
         """Attack; an Adam whose E, B or η is unknown has no path to roll out, and the midpoint phase stands alone."""
@@ -89,13 +91,14 @@ class Composite:
 
         budget, spent = MACRO_STEPS[0] * self.rollout.steps, 0  # gradients
 
-        def curve(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
+        def on_a_curve(guess: Reconstruction, by: GradientMatching) -> GradientMatching | None:
             nonlocal spent
-            few = training.epochs == 1 or (training.batches == 1 and training.epochs <= MACRO_STEPS[0])
-            exact = single or few  # a rollout takes the client's own steps
-            fits = by.replay == OneStep(position=0.5) and chosen.weights == FLAT and not chosen.signed
-            free = not (learned or training.adaptive or observation.further or self.macro_steps)
-            if exact or not fits or not free or not overshoots(observation, guess, run.memory):
+            exact = training.epochs == 1 or (training.batches == 1 and training.epochs <= MACRO_STEPS[0])
+            asked = self.curve and not (exact or learned or self.macro_steps)
+            fits = not (training.adaptive or observation.further) and by.replay == OneStep(position=0.5)
+            if not asked or not fits or chosen.weights != FLAT or chosen.signed:
+                return None
+            if not overshoots(observation, guess, run.memory):
                 return None
             spent = min(budget, max(int(budget * CURVE), LEAST_CURVE * CURVE_COST))
             steps = max(1, spent // CURVE_COST)
@@ -144,7 +147,7 @@ class Composite:
             for candidate in self.candidates
             if not candidate.trained_only or was_trained(observation)
         )
-        rounds = () if unknown and training.adaptive else (further_out, curve, *[finer] * ROUNDS, polish)
+        rounds = () if unknown and training.adaptive else (further_out, on_a_curve, *[finer] * ROUNDS, polish)
         return Phases(phases=(tries, *rounds), judge=judge_for(observation))(observation, seed=seed, run=run)
 
     def _chosen(self, by: GradientMatching) -> Candidate:
@@ -197,6 +200,7 @@ def strongest(
     bn_source: Source = "auto",
     signed: bool | Literal["auto"] = "auto",
     length: Literal["told", "learned"] = "told",
+    curve: bool = True,
     restarts: int = 1,
     labels: str = "auto",
     masked: bool = True,
@@ -221,6 +225,8 @@ def strongest(
             layer weights where BatchNorm statistics show a trained network; True, instead of them; False, never.
         length: Whether to believe what is said of E, B and η, or to learn the path's length η·E·B beside the images, as
             is done anyway where one of them is unknown.
+        curve: Whether to match one gradient on a learned curve before the rounds, where the path is so long that coarse
+            rollouts of it overshoot. It takes half of their time, or 150 iterations.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
         labels: Where labels come from; inferred if none are granted.
         masked: Whether to leave entries that look pruned out of the match.
@@ -282,4 +288,5 @@ def strongest(
         candidates=candidates,
         macro_steps=macro_steps,
         length=length,
+        curve=curve,
     )
