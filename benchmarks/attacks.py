@@ -31,6 +31,17 @@ CASES: dict[str, dict[str, Any]] = {
     "sme-gray": {**SURROGATE, "model": "cnn28", "classes": 62},
     "short": {"num_samples": 16, "epochs": 10, "batches": 4, "learning_rate": 0.004, "model": "cnn"},
     "long": {"num_samples": 50, "epochs": 20, "batches": 5, "learning_rate": 0.004, "model": "cnn"},
+    "resnet18": {
+        "num_samples": 4,
+        "epochs": 8,
+        "batches": 1,
+        "learning_rate": 1e-4,
+        "model": "resnet18",
+        "model_arguments": {"stem": "imagenet"},
+        "classes": 1000,
+        "image_size": 64,
+        "norm_mode": "eval",
+    },
     "weights": {
         "num_samples": 4,
         "epochs": 8,

@@ -28,7 +28,7 @@ MACRO_STEPS = (5, 10, 20)
 RESOLVED = 0.3  # of the mismatch so far: what a finer replay may change the simulated update by
 LEAST_LENGTH = 1e-9  # of a path that is looked for
 AGREE = 0.1  # lengths of one path in few and in twice as many macro-steps, if they resolve it
-OVERSHOT = 0.02  # of an update: what few and twice as many macro-steps disagree by, if they are too large
+OVERSHOT = 0.015  # of an update: what few and twice as many macro-steps disagree by, if they are too large
 CONTRAST = 0.25  # a photograph's standard deviation around gray
 
 
