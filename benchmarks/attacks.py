@@ -122,6 +122,8 @@ def measure(case: str, name: str, data: str, seed: int, out: Path) -> None:
     record = {**asdict(outcome.record), "name": name, "curve": curve(outcome)}
     record["scenario"]["data"] = Path(data).name  # where it lies on this machine is nobody's business
     record["history"] = record["history"][::10]
+    for baseline in record["baselines"].values():
+        baseline.pop("images", None)
     records = [*load(out), record]
     write_bytes(out, json.dumps({"schema": SCHEMA, "case": case, "records": records}, indent=1).encode())
     print(f"{name} seed {seed}: {record['psnr']:.2f} dB in {record['seconds']:.0f} s", flush=True)
@@ -145,18 +147,21 @@ def time_to(record: dict[str, Any], psnr: float) -> float | None:
 
 def table(records: list[dict[str, Any]]) -> str:
     lines = [
-        "| attack | iterations | PSNR (dB) | SSIM | LPIPS | mismatch | seeds |",
-        "|---|---|---|---|---|---|---|",
+        "| attack | iterations | PSNR (dB) | SSIM | LPIPS | recovered | mismatch | time | seeds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     names = list(dict.fromkeys(record["name"] for record in records))
+    unit = {record["seed"]: record["seconds"] for record in records if record["name"] == "sme"}
     for name in sorted(names, key=lambda name: -mean(records, name, "psnr")):
         rows = [record for record in records if record["name"] == name]
         spread = statistics.stdev([row["psnr"] for row in rows]) if len(rows) > 1 else 0.0
         lpips = "n/a" if any(row["lpips"] is None for row in rows) else f"{mean(records, name, 'lpips'):.3f}"
+        times = [row["seconds"] / unit[row["seed"]] for row in rows if row["seed"] in unit]
+        time = f"{statistics.mean(times):.2f}" if times else "n/a"
         lines.append(
             f"| {name} | {rows[0]['iterations']} | {mean(records, name, 'psnr'):.2f} ± {spread:.2f} "
-            f"| {mean(records, name, 'ssim'):.3f} | {lpips} | {mean(records, name, 'mismatch'):.3f} "
-            f"| {len(rows)} |"
+            f"| {mean(records, name, 'ssim'):.3f} | {lpips} | {mean(records, name, 'fraction_recovered'):.2f} "
+            f"| {mean(records, name, 'mismatch'):.3f} | {time} | {len(rows)} |"
         )
     if "sme" in names:
         lines.append("")
