@@ -80,7 +80,7 @@ def _like_photographs(observation: Observation, generator: torch.Generator) -> T
     waves = torch.fft.fft2(torch.randn(shape, generator=generator)) / frequency
     waves[..., 0, 0] = 0.0
     noise: Tensor = torch.fft.ifft2(waves).real
-    noise = noise / noise.std((1, 2, 3), keepdim=True).clamp(min=1e-6)
+    noise = noise / noise.std((1, 2, 3), correction=0, keepdim=True).clamp(min=1e-6)
     return (0.5 + CONTRAST * noise).clamp(0, 1).to(observation.device, observation.dtype)
 
 
