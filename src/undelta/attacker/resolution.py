@@ -58,17 +58,21 @@ def _finer_than(replay: ReplayPart, most: int) -> Iterator[CoarseRollout]:
 
 
 def overshoots(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> bool:
-    """Whether a few macro-steps are too large for a path so long: rollouts in so few lead away from the truth.
+    """Whether a few macro-steps are too large for a path so long: rollouts in so few lead away from the truth."""
+    return not overshot(observation, guess, memory) <= OVERSHOT
 
-    This is asked of random images with a photograph's spectrum. Those that an attack has found so far are smooth, and
-    their gradients so small that they do not tell; what they leave unexplained does not, either, since it may be noise.
+
+def overshot(observation: Observation, guess: Reconstruction, memory: int = MEMORY) -> float:
+    """By how much few and twice as many macro-steps disagree, of random images with a photograph's spectrum.
+
+    Those that an attack has found so far are smooth, and their gradients so small that they do not tell; what they
+    leave unexplained does not, either, since it may be noise. Only their labels matter here.
     """
     made = replace(guess, images=_like_photographs(observation, stream("attacker", "overshoots")))
     most = observation.training.epochs * observation.training.batches
-    few, more = (
-        _simulated(observation, made, CoarseRollout(steps=min(count, most)), memory)[0] for count in MACRO_STEPS[:2]
-    )
-    return not mismatch(few, more) <= OVERSHOT
+    parts = [CoarseRollout(steps=min(count, most)) for count in MACRO_STEPS[:2]]
+    few, more = (_simulated(observation, made, part, memory)[0] for part in parts)
+    return mismatch(few, more)
 
 
 def _like_photographs(observation: Observation, generator: torch.Generator) -> Tensor:
