@@ -29,7 +29,7 @@ def execute(notebook: Path, environment: Mapping[str, str] | None = None) -> dic
     from nbclient import NotebookClient
 
     content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
-    client = NotebookClient(content, timeout=1800, kernel_name="python3", record_timing=False)
+    client = NotebookClient(content, timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True)
     client.execute(env={**os.environ, **(environment or {})}, cwd=str(notebook.parent))
     values: dict[str, Any] = json.loads(nbformat.writes(content))  # type: ignore[no-untyped-call]
     values["metadata"] = {

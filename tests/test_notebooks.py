@@ -62,11 +62,6 @@ def test_the_page_of_a_notebook_is_current(name: str, notebooks: ModuleType) -> 
         assert (ROOT / "docs" / "notebooks" / file).read_bytes() == content, "run scripts/notebooks.py --pages"
 
 
-def kinds(values: dict[str, Any]) -> list[list[str]]:
-    """What kinds of output each cell has; text that comes in several pieces, as on a slow machine, is one."""
-    return [list(dict.fromkeys(output["output_type"] for output in cell["outputs"])) for cell in code(values)]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs(name: str, notebooks: ModuleType) -> None:
@@ -76,4 +71,5 @@ def test_a_notebook_runs(name: str, notebooks: ModuleType) -> None:
     values = notebooks.execute(path_of(name), quick)
     committed = json.loads(path_of(name).read_text(encoding="utf-8"))
     assert "2 iterations per phase" in said(values)
-    assert kinds(values) == kinds(committed)
+    kinds = [[output["output_type"] for output in cell["outputs"]] for cell in code(values)]
+    assert kinds == [[output["output_type"] for output in cell["outputs"]] for cell in code(committed)]

@@ -12,6 +12,7 @@ from PIL import Image
 from undelta.errors import ConfigError, DataError
 from undelta.studies.reproduce.job import listing, make_plan
 from undelta.studies.reproduce.published import Case
+from undelta.studies.reproduce.render import _iterations
 from undelta.studies.reproduce.reproductions import (
     COMPARISON,
     EPOCHS,
@@ -26,7 +27,7 @@ from undelta.studies.reproduce.reproductions import (
     cells_of,
     find_reproductions,
 )
-from undelta.studies.reproduce.results import Cell
+from undelta.studies.reproduce.results import Cell, Results
 from undelta.studies.reproduce.scales import CPU, PAPER, RESNET18, SCALES, SMOKE, Scale, find_scale
 from undelta.studies.reproduce.tuned import TUNING_SEED, tuned_weights
 from undelta.trials.config import toml_lines
@@ -183,6 +184,12 @@ def test_methods_that_go_through_all_epochs_take_fewer_iterations_the_more_epoch
     }
     assert [steps[f"N=8, E={epochs}, B=4", "iDLG"] for epochs in (8, 16)] == [150, 75]
     assert [steps[f"N=8, E={epochs}, B=4", "AWA"] for epochs in (8, 16)] == [1000, 1000]
+
+
+def test_a_table_names_the_fewest_and_the_most_iterations() -> None:
+    found = Results(cells=tuple(cells(COMPARISON, RESNET18)))
+    assert _iterations(found).startswith("iDLG 75 to 150, AGIC 75 to 150, AGIC, averaged 75 to 150, GENG 1000, ")
+    assert _iterations(found).endswith("AWA, Q tuned here 1000, strongest (ours) as by default")
 
 
 def test_geng_knows_the_labels_as_the_others_do() -> None:
