@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,13 @@ def test_a_table_names_the_fewest_and_the_most_iterations() -> None:
     found = Results(cells=tuple(cells(COMPARISON, RESNET18)))
     assert _iterations(found).startswith("iDLG 75 to 150, AGIC 75 to 150, AGIC, averaged 75 to 150, GENG 1000, ")
     assert _iterations(found).endswith("AWA, Q tuned here 1000, strongest (ours) as by default")
+
+
+def test_a_run_compares_all_methods_on_one_update_before_it_goes_to_the_next() -> None:
+    plan = make_plan(Asked(scale="cpu", data="patches", seeds=(2, 0), names=("comparison",)), Q)
+    updates = [(trial.scenario, trial.seed) for trial in plan.trials]
+    assert [seed for (_, seed), _ in groupby(updates)] == [2, 0] * 10
+    assert [len([*methods]) for _, methods in groupby(updates)] == [8] * 12 + [5] * 8
 
 
 def test_geng_knows_the_labels_as_the_others_do() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -191,13 +192,17 @@ def _settle(
 
 
 def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
-    """All trials of the directory, each once, checked as those of an audit's configuration are."""
+    """All trials of the directory, each once, checked as those of an audit's configuration are.
+
+    Case by case and seed by seed, so that a run that is not finished compares methods on the same updates.
+    """
     trials: dict[str, Trial] = {}
     checked = Checks()
     for name in asked.names:
-        for cell in asked.cells(name, tuned):
-            for trial in cell.trials:
-                checked(trial.simulated, f"{name}, {cell.here}")
+        for _, case in groupby(asked.cells(name, tuned), key=lambda cell: cell.row):
+            planned = [(cell.here, trial) for cell in case for trial in cell.trials]
+            for here, trial in sorted(planned, key=lambda pair: asked.seeds.index(pair[1].seed)):
+                checked(trial.simulated, f"{name}, {here}")
                 make_attack(trial.attack, trial.arguments)
                 trials.setdefault(trial.key, trial)
     title = f"The paper's experiments at {asked.scale} scale"
