@@ -103,8 +103,9 @@ def main() -> None:
         torch.set_num_threads(1)
         data = rows_of(options.data, options.rows)
         deep = options.case == "weights"
-        for name in options.only or [name for name in RUNS if name.startswith("deep") == deep]:
-            for seed in options.seeds:
+        names = options.only or [name for name in RUNS if name.startswith("deep") == deep]
+        for seed in options.seeds:  # so that a run that is stopped has compared all attacks on some clients
+            for name in names:
                 measure(options.case, name, data, seed, options.out)
     print(table(load(options.out)))
 

@@ -2,20 +2,22 @@
 
     python benchmarks/leaderboard.py --rows docs/results/bench
 
-Writes a row per attack, skips what is there, and puts all of them into the package. May be stopped and resumed.
+Writes a row per attack, skips what is there, puts all of them into the package, and prints the table of docs/bench.md.
+May be stopped and resumed.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 
 from undelta.attacker.attacks import ATTACKS
 from undelta.files import to_json, write_bytes
-from undelta.studies.bench.cases import load_benchmark
+from undelta.studies.bench.cases import Benchmark, load_benchmark
 from undelta.studies.bench.job import bench_job, contestant
-from undelta.studies.bench.row import LEADERBOARD, ranked, read_row
+from undelta.studies.bench.row import LEADERBOARD, Row, ranked, ranks, read_row
 
 
 def main() -> None:
@@ -30,6 +32,31 @@ def main() -> None:
     rows = [read_row(path, benchmark) for path in sorted(given.rows.glob("*.json"))]
     whole = [asdict(row) for row in ranked(rows, benchmark) if row.complete(benchmark)]
     write_bytes(LEADERBOARD, to_json(whole))
+    print(table(rows, benchmark))
+
+
+def table(rows: list[Row], benchmark: Benchmark) -> str:
+    """What `undelta bench` shows, in Markdown, with each image's mean color below."""
+    titles = ["rank", "attack", "score", *[f"`{name}`" for name in benchmark.cases], "client steps"]
+    places = ranks(rows, benchmark)
+    cells = [
+        [
+            places[row.name],
+            f"`{row.name}`",
+            f"{row.score(benchmark):.2f}",
+            *[shown(row.psnr(name), ".1f") for name in benchmark.cases],
+            shown(row.client_steps(), ",.0f"),
+        ]
+        for row in ranked(rows, benchmark)
+    ]
+    first = ranked(rows, benchmark)[0]
+    colors = [statistics.fmean(entry.color or 0.0 for entry in first.of(name)) for name in benchmark.cases]
+    cells.append(["", "each image's mean color", "0", *[shown(color, ".1f") for color in colors], ""])
+    return "\n".join(f"| {' | '.join(line)} |" for line in (titles, ["---"] * len(titles), *cells))
+
+
+def shown(value: float | None, form: str) -> str:
+    return "n/a" if value is None else format(value, form)
 
 
 if __name__ == "__main__":

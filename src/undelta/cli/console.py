@@ -109,17 +109,14 @@ COLORS = {
 
 def print_leaderboard(rows: Sequence[Row], benchmark: Benchmark) -> None:
     """A row for each attack, the best first; below, why some have no rank."""
-    from undelta.studies.bench.row import ranked
+    from undelta.studies.bench.row import ranked, ranks
 
-    cells, doubts, rank = [], [], 0
+    cells, doubts, places = [], [], ranks(rows, benchmark)
     for row in ranked(rows, benchmark):
-        found = row.doubts(benchmark)
-        rank += not found
         steps = row.client_steps()
         each = [number(row.psnr(case), ".1f") for case in benchmark.cases]
-        mark = "-" if found else str(rank)
-        cells.append((mark, row.name, f"{row.score(benchmark):.2f}", *each, number(steps, ",.0f")))
-        doubts += [f"{row.name}: {words}." for words in found]
+        cells.append((places[row.name], row.name, f"{row.score(benchmark):.2f}", *each, number(steps, ",.0f")))
+        doubts += [f"{row.name}: {words}." for words in row.doubts(benchmark)]
     titles = ("rank", "attack", "score", *benchmark.cases, "steps")
     draw_table(
         titles,

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from undelta.attacker.attacks import ATTACKS
 from undelta.errors import DataError
 from undelta.studies.bench.cases import Benchmark, load_benchmark
-from undelta.studies.bench.row import Entry, Row, leaderboard, ranked, read_row, write_row
+from undelta.studies.bench.row import Entry, Row, leaderboard, ranked, ranks, read_row, write_row
+from undelta.trials.record import NOT_APPLICABLE
 
 
 @pytest.fixture
@@ -80,6 +82,17 @@ def test_rows_with_doubts_come_last(benchmark: Benchmark) -> None:
     assert [one.name for one in ranked([doubted, row(), best], benchmark)] == ["best", "mine", "doubted"]
 
 
+def test_equal_scores_share_a_rank(benchmark: Benchmark) -> None:
+    rows = [row("worst", noise=16.0), row("best", noise=30.0), row("other"), row(), row("doubted", repeats=False)]
+    assert ranks(rows, benchmark) == {"best": "1", "mine": "2", "other": "2", "worst": "4", "doubted": "-"}
+
+
+def test_an_attack_that_can_be_used_nowhere_has_no_rank(benchmark: Benchmark) -> None:
+    unused = tuple(replace(one, status=NOT_APPLICABLE, psnr=None) for one in row().entries)
+    assert row(entries=unused).doubts(benchmark) == ["it can be used in no case"]
+    assert row(entries=(*unused[1:], row().entries[0])).doubts(benchmark) == []
+
+
 def test_a_row_is_read_as_it_was_written(tmp_path: Path, benchmark: Benchmark) -> None:
     write_row(row(), tmp_path / "row.json")
     assert read_row(tmp_path / "row.json", benchmark) == row()
@@ -91,4 +104,5 @@ def test_the_leaderboard_holds_sound_rows_of_this_version() -> None:
     whole = load_benchmark()
     rows = leaderboard()
     assert all(one.benchmark == whole.version and one.complete(whole) for one in rows)
-    assert len({one.name for one in rows}) == len(rows)
+    assert sorted(one.name for one in rows) == sorted(ATTACKS)
+    assert {one.name for one in rows if one.doubts(whole)} == {"analytic", "idlg"}  # which need what no case has

@@ -12,6 +12,7 @@ from undelta.errors import DataError
 from undelta.files import load_json, to_json, write_bytes
 from undelta.schema import parse, read_json
 from undelta.studies.bench.cases import Benchmark
+from undelta.trials.record import NOT_APPLICABLE
 
 LEADERBOARD = Path(__file__).with_name("leaderboard.json")
 OVER = 1.2  # of the budget: what a noisy clock is forgiven
@@ -95,6 +96,8 @@ class Row:
         found = []
         if not self.complete(benchmark):
             found.append("not all cases were run")
+        if self.entries and all(entry.status == NOT_APPLICABLE for entry in self.entries):
+            found.append("it can be used in no case")
         steps = self.client_steps()
         if steps is not None and steps > OVER * benchmark.budget:
             found.append(f"over the budget: {steps:,.0f} client steps, {benchmark.budget:,.0f} allowed")
@@ -148,3 +151,11 @@ def leaderboard() -> list[Row]:
 def ranked(rows: Sequence[Row], benchmark: Benchmark) -> list[Row]:
     """The best first; those with doubts come last."""
     return sorted(rows, key=lambda row: (bool(row.doubts(benchmark)), -row.score(benchmark), row.name))
+
+
+def ranks(rows: Sequence[Row], benchmark: Benchmark) -> dict[str, str]:
+    """Each row's rank as it is shown; equal scores share one, and a row with doubts has none."""
+    sound = [row for row in rows if not row.doubts(benchmark)]
+    scores = {row.name: round(row.score(benchmark), 2) for row in sound}
+    places = {name: str(1 + sum(other > score for other in scores.values())) for name, score in scores.items()}
+    return {row.name: places.get(row.name, "-") for row in rows}
