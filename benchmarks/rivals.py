@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -57,34 +58,49 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--table", action="store_true", help="only print what is there")
     given = parser.parse_args()
+    cases = {name: CASES[name] for name in given.cases}
+    left_out = {(case, "strongest, no curve") for case in cases if case != "longest"}  # no overshooting, no curve
+    cells = compare(cases, ATTACKS, () if given.table else given.seeds, given.out, left_out=left_out)
+    print(table(cells))
+
+
+def compare(
+    cases: Mapping[str, Scenario],
+    attacks: Mapping[str, Any],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    left_out: Container[tuple[str, str]] = (),
+) -> list[dict[str, Any]]:
+    """Every attack on every case and draw, on one thread; what the file has is not run again."""
     torch.set_num_threads(1)
-    cells: list[dict[str, Any]] = json.loads(given.out.read_text())["cells"] if given.out.exists() else []
+    cells: list[dict[str, Any]] = json.loads(out.read_text())["cells"] if out.exists() else []
     done = {(cell["case"], cell["attack"], cell["seed"]) for cell in cells}
-    for case, scenario in ((name, CASES[name]) for name in given.cases):
-        for seed in () if given.table else given.seeds:
+    told = {name: {**asdict(case), "data": Path(case.data).name} for name, case in cases.items()}
+    for case, scenario in cases.items():
+        for seed in seeds:
             private = scenario.draw(seed)
             observation = disclose(private, scenario, seed=seed)
-            for name, attack in ATTACKS.items():
-                if (case, name, seed) in done or (name == "strongest, no curve" and case != "longest"):
-                    continue  # without overshooting there is no curve
+            for name, attack in attacks.items():
+                if (case, name, seed) in done or (case, name) in left_out:
+                    continue
                 began = time.process_time()
                 found = attack(observation, seed=seed)
                 seconds, scored = time.process_time() - began, score(found, private)
-                cells.append(
-                    {
-                        "case": case,
-                        "attack": name,
-                        "seed": seed,
-                        "psnr": scored.psnr,
-                        "ssim": scored.ssim,
-                        "mismatch": found.mismatch,
-                        "iterations": found.iterations,
-                        "processor_seconds": seconds,
-                    }
-                )
-                print(json.dumps(cells[-1]), flush=True)
-                write(given.out, {"cases": {key: asdict(CASES[key]) for key in given.cases}, "cells": cells})
-    print(table(cells))
+                cell = {
+                    "case": case,
+                    "attack": name,
+                    "seed": seed,
+                    "psnr": scored.psnr,
+                    "ssim": scored.ssim,
+                    "mismatch": found.mismatch,
+                    "iterations": found.iterations,
+                    "processor_seconds": seconds,
+                }
+                cells.append(cell)
+                print(json.dumps(cell), flush=True)
+                write(out, {"cases": told, "cells": cells})
+    return cells
 
 
 def table(cells: list[dict[str, Any]]) -> str:
