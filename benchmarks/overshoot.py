@@ -27,6 +27,7 @@ from undelta.attacker.resolution import MACRO_STEPS, overshot
 from undelta.seeding import stream
 
 CASES = {
+    "one epoch": replace(LONGEST, epochs=1, batches=4),
     "an eighth": replace(LONGEST, epochs=5, learning_rate=0.01),
     "an eighth, with noise": replace(
         LONGEST, epochs=5, learning_rate=0.01, defenses=({"defense": "noise", "scale": 1e-4},)

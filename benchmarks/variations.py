@@ -56,6 +56,7 @@ def variations(data: str, digits: str, colors: str) -> dict[str, Scenario]:
         "a quarter of the rate": replace(base, learning_rate=0.001),
         "four times the rate": replace(base, learning_rate=0.016),
         "E=40": replace(base, epochs=40),
+        "E=2": replace(base, epochs=2),
         "E=1": replace(base, epochs=1),
         "B=1": replace(base, batches=1),
         "B=8": replace(base, batches=8),
