@@ -76,19 +76,21 @@ def compare(
     torch.set_num_threads(1)
     cells: list[dict[str, Any]] = json.loads(out.read_text())["cells"] if out.exists() else []
     done = {(cell["case"], cell["attack"], cell["seed"]) for cell in cells}
-    told = {name: {**asdict(case), "data": Path(case.data).name} for name, case in cases.items()}
-    for case, scenario in cases.items():
+    told = {name: asdict(replace(case, data=Path(case.data).name)) for name, case in cases.items()}
+    for case in told.values():  # where files lie on this machine is nobody's business
+        case["initial"] = case["initial"] and Path(case["initial"]).name
+    for label, scenario in cases.items():
         for seed in seeds:
             private = scenario.draw(seed)
             observation = disclose(private, scenario, seed=seed)
             for name, attack in attacks.items():
-                if (case, name, seed) in done or (case, name) in left_out:
+                if (label, name, seed) in done or (label, name) in left_out:
                     continue
                 began = time.process_time()
                 found = attack(observation, seed=seed)
                 seconds, scored = time.process_time() - began, score(found, private)
                 cell = {
-                    "case": case,
+                    "case": label,
                     "attack": name,
                     "seed": seed,
                     "psnr": scored.psnr,
