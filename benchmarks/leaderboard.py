@@ -38,19 +38,18 @@ def main() -> None:
 def table(rows: list[Row], benchmark: Benchmark) -> str:
     """What `undelta bench` shows, in Markdown, with each image's mean color below."""
     titles = ["rank", "attack", "score", *[f"`{name}`" for name in benchmark.cases], "client steps"]
-    places = ranks(rows, benchmark)
+    rows = ranked(rows, benchmark)
     cells = [
         [
-            places[row.name],
+            place,
             f"`{row.name}`",
             f"{row.score(benchmark):.2f}",
             *[shown(row.psnr(name), ".1f") for name in benchmark.cases],
             shown(row.client_steps(), ",.0f"),
         ]
-        for row in ranked(rows, benchmark)
+        for row, place in zip(rows, ranks(rows, benchmark), strict=True)
     ]
-    first = ranked(rows, benchmark)[0]
-    colors = [statistics.fmean(entry.color or 0.0 for entry in first.of(name)) for name in benchmark.cases]
+    colors = [statistics.fmean(entry.color or 0.0 for entry in rows[0].of(name)) for name in benchmark.cases]
     cells.append(["", "each image's mean color", "0", *[shown(color, ".1f") for color in colors], ""])
     return "\n".join(f"| {' | '.join(line)} |" for line in (titles, ["---"] * len(titles), *cells))
 

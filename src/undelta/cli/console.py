@@ -111,11 +111,11 @@ def print_leaderboard(rows: Sequence[Row], benchmark: Benchmark) -> None:
     """A row for each attack, the best first; below, why some have no rank."""
     from undelta.studies.bench.row import ranked, ranks
 
-    cells, doubts, places = [], [], ranks(rows, benchmark)
-    for row in ranked(rows, benchmark):
+    cells, doubts, rows = [], [], ranked(rows, benchmark)
+    for row, place in zip(rows, ranks(rows, benchmark), strict=True):
         steps = row.client_steps()
         each = [number(row.psnr(case), ".1f") for case in benchmark.cases]
-        cells.append((places[row.name], row.name, f"{row.score(benchmark):.2f}", *each, number(steps, ",.0f")))
+        cells.append((place, row.name, f"{row.score(benchmark):.2f}", *each, number(steps, ",.0f")))
         doubts += [f"{row.name}: {words}." for words in row.doubts(benchmark)]
     titles = ("rank", "attack", "score", *benchmark.cases, "steps")
     draw_table(

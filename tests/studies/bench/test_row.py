@@ -84,7 +84,7 @@ def test_rows_with_doubts_come_last(benchmark: Benchmark) -> None:
 
 def test_equal_scores_share_a_rank(benchmark: Benchmark) -> None:
     rows = [row("worst", noise=16.0), row("best", noise=30.0), row("other"), row(), row("doubted", repeats=False)]
-    assert ranks(rows, benchmark) == {"best": "1", "mine": "2", "other": "2", "worst": "4", "doubted": "-"}
+    assert ranks(rows, benchmark) == ["4", "1", "2", "2", "-"]
 
 
 def test_an_attack_that_can_be_used_nowhere_has_no_rank(benchmark: Benchmark) -> None:

@@ -153,9 +153,8 @@ def ranked(rows: Sequence[Row], benchmark: Benchmark) -> list[Row]:
     return sorted(rows, key=lambda row: (bool(row.doubts(benchmark)), -row.score(benchmark), row.name))
 
 
-def ranks(rows: Sequence[Row], benchmark: Benchmark) -> dict[str, str]:
+def ranks(rows: Sequence[Row], benchmark: Benchmark) -> list[str]:
     """Each row's rank as it is shown; equal scores share one, and a row with doubts has none."""
-    sound = [row for row in rows if not row.doubts(benchmark)]
-    scores = {row.name: round(row.score(benchmark), 2) for row in sound}
-    places = {name: str(1 + sum(other > score for other in scores.values())) for name, score in scores.items()}
-    return {row.name: places.get(row.name, "-") for row in rows}
+    scores = [None if row.doubts(benchmark) else round(row.score(benchmark), 2) for row in rows]
+    sound = [score for score in scores if score is not None]
+    return ["-" if score is None else str(1 + sum(other > score for other in sound)) for score in scores]
