@@ -117,13 +117,13 @@ def test_a_generator_helps_to_reconstruct_digits_it_has_not_seen(
 ) -> None:
     observation, private = others
     before = {name: value.clone() for name, value in generator.state_dict().items()}
-    result = gias(generator, dim=DIM, steps=250, weight_steps=60, latent_rate=0.1)(observation)
+    result = gias(generator, dim=DIM, steps=400, weight_steps=100, latent_rate=0.1)(observation)
     noise = torch.rand(private.images.shape, generator=randomness())
     start = GradientMatching(replay=OneStep(), canvas=Latents(generator=generator, dim=DIM), steps=1)(observation)
     found = quality(result.images, result.labels, private)
     assert found > quality(noise, result.labels, private) + 5
     assert found > quality(start.images, start.labels, private) + 3
-    assert found > 13  # 13.8 dB on some processors, more than 14 on others
+    assert found > 14
     assert result.status == "completed"
     for name, value in generator.state_dict().items():
         assert torch.equal(value, before[name])
