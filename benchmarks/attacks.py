@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from halves import ROWS, rows_of
 
+from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.evaluation.score import score
 from undelta.files import write_bytes
@@ -60,6 +62,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "pi_sme": ("pi_sme", {"steps": 333}),
     "fedleak": ("fedleak", {"steps": 500}),
     "strongest": ("strongest", {}),
+    "strongest, likeness": ("strongest", {"likeness": 0.1}),
     "strongest, quick": (
         "strongest",
         {"steps": 90, "rollout_steps": 15, "rollout_rate": 0.15, "macro_steps": 3, "weights": "flat"},
@@ -108,10 +111,26 @@ def main() -> None:
             for name in names:
                 measure(options.case, name, data, seed, options.out)
     print(table(load(options.out)))
+    means = {record["seed"]: record["label_mean"] for record in load(options.out) if "label_mean" in record}
+    if means:
+        print(f"The mean of the private images that share a label: {statistics.mean(means.values()):.2f} dB.")
 
 
 def load(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["records"] if path.exists() else []
+
+
+def label_mean(private: Private) -> float:
+    """PSNR of each private image's stand-in, the mean of those that share its label: what their sum alone would tell.
+
+    Images that are alone with their labels do not count.
+    """
+    values = []
+    for images in (private.images[private.labels == label] for label in private.labels.unique()):
+        if len(images) > 1:
+            errors = (images - images.mean(0)).square().flatten(1).mean(1)
+            values.extend((-10 * errors.log10()).tolist())
+    return statistics.mean(values) if values else math.nan
 
 
 def measure(case: str, name: str, data: str, seed: int, out: Path) -> None:
@@ -121,6 +140,8 @@ def measure(case: str, name: str, data: str, seed: int, out: Path) -> None:
     scenario = Scenario(data=data, **CASES[case])
     outcome = run(Trial(scenario=scenario, attack=attack, arguments=arguments, seed=seed))
     record = {**asdict(outcome.record), "name": name, "curve": curve(outcome)}
+    if not math.isnan(known := label_mean(outcome.private)):
+        record["label_mean"] = known
     record["scenario"]["data"] = Path(data).name  # where it lies on this machine is nobody's business
     record["history"] = record["history"][::10]
     for baseline in record["baselines"].values():

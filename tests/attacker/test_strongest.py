@@ -19,7 +19,7 @@ from undelta.attacker.distances import mismatch
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam
 from undelta.attacker.paths import LearnedCurve
-from undelta.attacker.priors import ColorVariation, TotalVariation
+from undelta.attacker.priors import ColorVariation, Likeness, TotalVariation
 from undelta.attacker.replay import Replay
 from undelta.attacker.replays import CoarseRollout, OneStep
 from undelta.attacker.resolution import MACRO_STEPS
@@ -335,6 +335,29 @@ def test_rising_weights_come_with_smooth_gradients_and_later_with_spans(monkeypa
 def test_flat_weights_keep_plain_gradients_and_their_priors(monkeypatch: pytest.MonkeyPatch) -> None:
     methods = methods_of(normed(touched=False), monkeypatch, weights="flat", smoothing=0.1)
     assert {(method.smoothing, method.priors) for method in methods} == {(0.0, methods[0].priors)}
+
+
+@pytest.mark.parametrize(
+    ("batches", "epochs", "keywords", "rounds"),
+    [
+        (2, 3, {}, True),
+        (2, 3, {"likeness": 0.0}, False),  # as it is by default
+        (2, 3, {"weights": "rising"}, False),
+        (2, 3, {"signed": True}, False),
+        (1, 6, {}, False),  # no order is hidden
+        (2, 1, {}, False),  # a single epoch is rolled out mini-batch by mini-batch
+    ],
+)
+def test_images_of_a_label_are_alike_where_an_order_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, batches: int, epochs: int, keywords: dict[str, Any], rounds: bool
+) -> None:
+    monkeypatch.setattr(MODULE, "resolving", lambda *_: CoarseRollout(steps=5))
+    scenario = replace(SCENARIO, batches=batches, epochs=epochs)
+    observation = disclose(scenario.draw(0), scenario)
+    *_, first, last = methods_of(observation, monkeypatch, **{"weights": "flat", "likeness": 0.1, **keywords})
+    weights = [prior.weight for prior in last.priors if isinstance(prior, Likeness)]
+    assert not any(isinstance(prior, Likeness) for prior in first.priors)
+    assert any(weight > 0 for weight in weights) == rounds
 
 
 def test_signed_steps_stay_signed_whatever_the_priors_of_the_others() -> None:

@@ -22,6 +22,7 @@ from undelta.attacker.paths import LearnedCurve
 from undelta.attacker.priors import (
     BatchNormStatistics,
     ColorVariation,
+    Likeness,
     Source,
     TotalVariation,
 )
@@ -68,6 +69,8 @@ class Composite:
     length: Literal["told", "learned"] = "told"
     curve: bool = True
     """Whether a long path is approached on a learned curve."""
+    likeness: float = 0.0
+    """In coarse rollouts of mini-batches with flat weights, the prior's weight as a share of the mismatch so far."""
 
     def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
         """Attack; an Adam whose E, B or η is unknown has no path to roll out, and the midpoint phase stands alone."""
@@ -124,6 +127,9 @@ class Composite:
             if not steps:
                 return None
             priors = chosen.priors if chosen.then is None else chosen.then
+            shuffled = isinstance(replay, CoarseRollout) and training.batches > 1
+            if self.likeness and shuffled and chosen.weights == FLAT and not chosen.signed:
+                priors = (*priors, Likeness(weight=self.likeness * guess.mismatch))
             method = replace(self.rollout, replay=replay, weights=weights, priors=priors, steps=steps)
             optimizer, smoothing = Adam(learning_rate=rate), chosen.smoothing[1]
             return replace(method, optimizer=optimizer, signed=chosen.signed, smoothing=smoothing)
@@ -201,6 +207,7 @@ def strongest(
     signed: bool | Literal["auto"] = "auto",
     length: Literal["told", "learned"] = "told",
     curve: bool = True,
+    likeness: float = 0.0,
     restarts: int = 1,
     labels: str = "auto",
     masked: bool = True,
@@ -227,6 +234,8 @@ def strongest(
             is done anyway where one of them is unknown.
         curve: Whether to match one gradient on a learned curve before the rounds, where the path is so long that coarse
             rollouts of it overshoot. It takes half of their time, or 150 iterations.
+        likeness: In coarse rollouts of mini-batches with flat weights, how much images that share a label are to be
+            alike: the prior's weight as a share of the mismatch so far. Helps where many do, and harms where few do.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
         labels: Where labels come from; inferred if none are granted.
         masked: Whether to leave entries that look pruned out of the match.
@@ -289,4 +298,5 @@ def strongest(
         macro_steps=macro_steps,
         length=length,
         curve=curve,
+        likeness=likeness,
     )
