@@ -126,8 +126,8 @@ class Likeness:
             classes = labels.argmax(1) if labels.is_floating_point() else labels
             _, groups, sizes = classes.unique(return_inverse=True, return_counts=True)
             sums = images.new_zeros(len(sizes), *images.shape[1:]).index_add(0, groups, images)
-            means = sums / sizes.view(-1, 1, 1, 1)
-            return self.weight * (images - means[groups]).square().mean()
+            differences: Tensor = images - (sums / sizes.view(-1, 1, 1, 1))[groups]
+            return self.weight * differences.square().mean()
 
         return penalty
 
