@@ -17,6 +17,7 @@ from undelta.studies.reproduce.render import _iterations
 from undelta.studies.reproduce.reproductions import (
     COMPARISON,
     EPOCHS,
+    LABELS,
     LARGE,
     REPRODUCTIONS,
     STAGES,
@@ -229,6 +230,14 @@ def test_tuned_weights_are_tried_only_once_there_are_some(tmp_path: Path) -> Non
     (tmp_path / "tuning" / "weights.toml").write_text("[q]\nconv = -1.0\n")
     with pytest.raises(DataError, match=r"weights.toml: \[q\]"):
         tuned_weights(tmp_path)
+
+
+@pytest.mark.parametrize("scale", [SMOKE, CPU, RESNET18, PAPER], ids=lambda scale: scale.name)
+def test_granted_labels_are_the_trials_that_the_comparison_has_anyway(scale: Scale) -> None:
+    compared = {trial.key for trial in trials(COMPARISON, scale)}
+    granted, *others = [trial.key in compared for trial in trials(LABELS, scale)]
+    assert granted
+    assert not any(others)
 
 
 def test_trials_that_two_tables_share_run_once() -> None:

@@ -213,7 +213,7 @@ def _settings(
         LINEAR: ("awa", {**awa, "form": "linear"}),
         AWA: ("awa", awa),
         TUNED: ("awa", {**awa, "q": dict(tuned or {})}),
-        GRANTED: ("awa", {**awa, "labels": "disclosed"}),
+        GRANTED: ("awa", awa),  # takes labels that are granted: the same trials as AWA's elsewhere
         INFERRED: ("awa", {**awa, "labels": "bias"}),
         JOINT: ("awa", {**awa, "labels": "joint"}),
         STRONGEST: ("strongest", {**scale.strongest}),
