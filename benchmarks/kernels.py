@@ -33,6 +33,7 @@ def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     weight, bias = torch.rand(64), torch.rand(64)
     images, delta, first = torch.randn(50, 3, 32, 32), torch.randn(50, 64, 32, 32), torch.randn(64, 3, 3, 3)
     tiny, tiny_delta, deep = torch.randn(8, 512, 4, 4), torch.randn(8, 512, 4, 4), torch.randn(512, 512, 3, 3)
+    dots = torch.randn(2, 512, 2, 2)
     wide = torch.randn(64, 64, 3, 3)
     last = maps.contiguous(memory_format=torch.channels_last)
 
@@ -64,6 +65,14 @@ def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
         "weight gradient on 4x4 maps (convolution_backward)": (
             lambda: adjoint(tiny, tiny_delta, deep, (False, True)),
             lambda: CONVOLUTION._weight_adjoint(tiny_delta, tiny, deep),
+        ),
+        "convolution on 2x2 maps (conv2d)": (
+            lambda: F.conv2d(dots, deep, None, 1, 1),
+            lambda: CONVOLUTION._apply(dots, deep),
+        ),
+        "its adjoint (convolution_backward)": (
+            lambda: adjoint(dots, dots, deep, (True, False)),
+            lambda: CONVOLUTION._input_adjoint(dots, (dots, deep)),
         ),
         "not used: channels-last convolution": (
             lambda: F.conv2d(maps, wide, None, 1, 1),

@@ -108,6 +108,9 @@ def test_color_varies_at_three_times_the_price_of_lightness() -> None:
     variation = float(plain(grey, none))
     assert float(colored(grey, none)) == pytest.approx(0.5 * variation * math.sqrt(3) / 3)
     assert float(colored(red_blue, none)) == pytest.approx(0.5 * variation * 3 * math.sqrt(2) / 3)
+    darker = ColorVariation(weight=0.5, lightness=0.2, chroma=1.0)(observation, replay)
+    assert float(darker(grey, none)) == pytest.approx(0.2 * float(colored(grey, none)))
+    assert float(darker(red_blue, none)) == pytest.approx(float(colored(red_blue, none)) / 3)
 
 
 def test_a_grey_image_has_plain_variation(observation: Observation) -> None:

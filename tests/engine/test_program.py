@@ -76,6 +76,20 @@ def pools() -> nn.Module:
     )
 
 
+def tiny_maps() -> nn.Module:
+    """Convolutions whose outputs have a few pixels only, in one row as well."""
+    return nn.Sequential(
+        nn.AvgPool2d(4),
+        nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(1, 0)),  # 2 x 2
+        nn.Tanh(),
+        nn.Conv2d(4, 6, 2, padding=1, dilation=2),
+        nn.Tanh(),
+        nn.Conv2d(6, 4, (2, 1), bias=False),  # 1 x 2
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+    )
+
+
 def zeroed() -> nn.Module:
     """A ResNet whose residual branches start at zero, as many are initialized: γ = 0 divides nothing."""
     model = build("resnet8", {"width": 4}, shape=SHAPE, classes=CLASSES)
@@ -113,6 +127,7 @@ CASES = {
     "functions and views": Plain,
     "tied": tied,
     "pools": pools,
+    "tiny maps": tiny_maps,
     "zeroed": zeroed,
 }
 

@@ -60,19 +60,20 @@ def total_variation(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ColorVariation:
-    """Total variation of lightness, and ``chroma`` times as much of the two color differences (docs/strongest.md).
+    """Total variation of lightness and of the two color differences, each with a factor (docs/strongest.md).
 
     In photographs color varies less than lightness, and early layers see it less well: without this, fine color is
     noise. Images that have no three channels get plain total variation.
     """
 
     weight: float
+    lightness: float = 1.0
     chroma: float = 3.0
 
     def __call__(self, observation: Observation, replay: Replay) -> Penalty:
-        if observation.image.shape[0] != 3 or self.chroma == 1:
+        if observation.image.shape[0] != 3:
             return TotalVariation(weight=self.weight)(observation, replay)
-        scales = torch.tensor([1.0, self.chroma, self.chroma]).view(3, 1)
+        scales = torch.tensor([self.lightness, self.chroma, self.chroma]).view(3, 1)
         axes = (OPPONENT / OPPONENT.norm(dim=1, keepdim=True) * scales).to(observation.device, observation.dtype)
         return lambda images, labels: self.weight * total_variation(torch.einsum("kc,nchw->nkhw", axes, images))
 

@@ -16,6 +16,7 @@ from undelta.engine.ops import Back, Cell, Maybe, Parameters, aten, given
 
 SMALL_INPUT = 4  # channels: up to here, an image's adjoint is faster by one matrix product
 TINY_MAP = 64  # pixels: below, a weight's gradient is faster by one matrix product
+DOT_MAP = 4  # pixels: up to here, everything else is, too, since the usual kernel copies all weights at every call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,30 @@ class Convolution(_Affine):
     groups: int
 
     def _apply(self, inputs: Tensor, weight: Tensor, bias: Maybe = None) -> Tensor:
-        return F.conv2d(inputs, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        rows, columns = self._map(inputs, weight)
+        if self.groups > 1 or rows * columns > DOT_MAP:
+            return F.conv2d(inputs, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        values = F.linear(self._patches(inputs, weight), weight.flatten(1), bias)  # (N · pixels, channels)
+        return values.view(len(inputs), -1, len(weight)).transpose(1, 2).reshape(len(inputs), -1, rows, columns)
+
+    def _map(self, inputs: Tensor, weight: Tensor) -> tuple[int, int]:
+        """The sides of the output."""
+        rows, columns = (
+            (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for side, kernel, stride, padding, dilation in zip(
+                inputs.shape[2:], weight.shape[2:], self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+        return rows, columns
+
+    def _patches(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        """What every pixel of the output sees of the input; (N · pixels, channels · kernel)."""
+        patches = F.unfold(inputs, weight.shape[2:], self.dilation, self.padding, self.stride)
+        return patches.transpose(1, 2).reshape(-1, patches.shape[1])
+
+    def _fold(self, columns: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+        """The transpose of `_patches`, from (N, channels · kernel, pixels)."""
+        return F.fold(columns, inputs.shape[2:], weight.shape[2:], self.dilation, self.padding, self.stride)
 
     def _adjoint(self, delta: Tensor, inputs: Tensor, weight: Tensor, mask: tuple[bool, bool]) -> tuple[Tensor, Tensor]:
         result = aten.convolution_backward(
@@ -75,7 +99,13 @@ class Convolution(_Affine):
 
     def _input_adjoint(self, inputs: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
         """Σ Wᵀ δ over pairs of δ and W."""
-        weight = pairs[0][1]
+        delta, weight = pairs[0]
+        if self.groups == 1 and delta[0, 0].numel() <= DOT_MAP:
+            rows: Maybe = None
+            for delta, each in pairs:
+                deltas, matrix = delta.flatten(2).transpose(1, 2).reshape(-1, len(each)), each.flatten(1)
+                rows = deltas @ matrix if rows is None else rows.addmm_(deltas, matrix)
+            return self._fold(given(rows).view(len(inputs), -1, weight[0].numel()).transpose(1, 2), inputs, weight)
         if self.groups > 1 or inputs.shape[1] > SMALL_INPUT:
             parts = [self._adjoint(delta, inputs, weight, (True, False))[0] for delta, weight in pairs]
             return parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
@@ -84,16 +114,14 @@ class Convolution(_Affine):
             transposed = each.flatten(1).t().expand(len(delta), -1, -1)
             deltas = delta.flatten(2)
             columns = transposed @ deltas if columns is None else columns.baddbmm_(transposed, deltas)
-        return F.fold(given(columns), inputs.shape[2:], weight.shape[2:], self.dilation, self.padding, self.stride)
+        return self._fold(given(columns), inputs, weight)
 
     def _weight_adjoint(self, delta: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
         """δ ⊗ x, summed over the samples."""
         if self.groups > 1 or delta.shape[2] * delta.shape[3] >= TINY_MAP or weight.shape[1] <= SMALL_INPUT:
             return self._adjoint(delta, inputs, weight, (False, True))[1]
-        columns = F.unfold(inputs, weight.shape[2:], self.dilation, self.padding, self.stride)
         left = delta.flatten(2).transpose(0, 1).reshape(delta.shape[1], -1)
-        right = columns.transpose(1, 2).reshape(-1, columns.shape[1])
-        return (left @ right).view_as(weight)
+        return (left @ self._patches(inputs, weight)).view_as(weight)
 
     def _bias_adjoint(self, delta: Tensor) -> dict[str, Tensor]:
         return {} if self.bias is None else {self.bias: delta.sum((0, 2, 3))}

@@ -24,7 +24,6 @@ from undelta.attacker.priors import (
     ColorVariation,
     Likeness,
     Source,
-    TotalVariation,
 )
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replay import ReplayPart
@@ -43,6 +42,8 @@ SECOND = 0.4  # of the first round's rate: what it found is not to be lost again
 CURVE, LEAST_CURVE = 0.5, 150  # the share of the rounds' time for a learned curve, and the least of its iterations
 CURVE_COST = 2  # the time of one in gradients: it moves as many variables as the model has
 AFTER_CURVE = 0.1  # Adam's rate in the round after it, which is short and fine
+
+FLAT_LIGHTNESS, FLAT_CHROMA = 0.5, 1.5  # of the variation's weight, with flat weights
 
 LENGTH_RATE = 0.01  # Adam's for the logarithm of a length that is learned
 
@@ -221,7 +222,8 @@ def strongest(
         rollout_rate: Adam's rate in these rounds; a short one wants less.
         macro_steps: Full-batch steps that stand for the client's whole path; by default chosen before each round.
         weights: Of the layers: alike, rising with depth, or both, of which the better one is kept.
-        tv: Weight of total variation with flat weights.
+        tv: With flat weights, the weight of total variation; of color images half of it for lightness, and 1.5 times
+            for color.
         deep_tv: With rising weights, the weight of the variation of lightness, and a third of that of color; a last
             phase has two thirds of both.
         span: With rising weights, after the first phase, the weight of the spans of layers' inputs.
@@ -250,7 +252,8 @@ def strongest(
         (32, 2)
     """
     statistics = BatchNormStatistics(weight=bn, source=bn_source)
-    flat = Candidate(weights=FLAT, priors=(TotalVariation(weight=tv), statistics))
+    colors = ColorVariation(weight=tv, lightness=FLAT_LIGHTNESS, chroma=FLAT_CHROMA)
+    flat = Candidate(weights=FLAT, priors=(colors, statistics))
     variation, spans = ColorVariation(weight=deep_tv), InputSpans(weight=span)
     rising = Candidate(
         weights=RISING,
