@@ -4,7 +4,7 @@
     python benchmarks/priors.py --data cifar10-1000.npz --seeds 100 --out docs/results/priors-cifar.json
 
 Draws of the benchmark's scenarios that are not in the benchmark; with ``--data``, sixteen of the even rows of a file.
-The rival with the smallest mismatch gets the same prior, too, to tell what the prior gives from what else differs.
+PI-SME gets the same prior, too, to tell what the prior gives from what else differs.
 A run that was interrupted resumes.
 """
 

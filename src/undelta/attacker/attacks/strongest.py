@@ -19,12 +19,7 @@ from undelta.attacker.labels import label_source
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, cosine_decay, three_step
 from undelta.attacker.paths import LearnedCurve
-from undelta.attacker.priors import (
-    BatchNormStatistics,
-    ColorVariation,
-    Likeness,
-    Source,
-)
+from undelta.attacker.priors import BatchNormStatistics, ColorVariation, Likeness, Source
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replay import ReplayPart
 from undelta.attacker.replays import CoarseRollout, FullRollout, LearnedLength, OneStep
