@@ -24,7 +24,7 @@ from undelta.report.ticks import measured_axis
 from undelta.studies.reproduce.published import AWA, COMPARISON, PRINTED, Case
 
 SIZE = (760, 320)
-TICKS = ((0.02, "0.02"), (0.05, "0.05"), (0.1, "0.1"), (0.2, "0.2"), (0.5, "0.5"), (1.0, "1"))
+TICKS = ((0.02, "0.02"), (0.05, "0.05"), (0.1, "0.1"), (0.2, "0.2"), (0.5, "0.5"), (1.0, "1"), (2.0, "2"))
 
 
 def main() -> None:

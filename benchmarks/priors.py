@@ -1,9 +1,11 @@
 """How much of a prior, and of which kind, ``strongest`` wants on a CNN: lightness and color weighed apart.
 
     python benchmarks/priors.py --out docs/results/priors.json
+    python benchmarks/priors.py --cases aggregated --seeds 0 1 --out docs/results/priors-aggregated.json
     python benchmarks/priors.py --data cifar10-1000.npz --seeds 100 --out docs/results/priors-cifar.json
 
-Draws of the benchmark's scenarios that are not in the benchmark; with ``--data``, sixteen of the even rows of a file.
+Draws of the benchmark's scenarios, by default none that is in the benchmark; with ``--data``, sixteen of the even rows
+of a file.
 PI-SME gets the same prior, too, to tell what the prior gives from what else differs.
 A run that was interrupted resumes.
 """
@@ -40,6 +42,7 @@ BENCH = ("short", "noise", "pruned")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="a .npz of color images, in place of the benchmark's scenarios")
+    parser.add_argument("--cases", nargs="+", choices=load_benchmark().cases, default=BENCH)
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
     parser.add_argument("--only", nargs="+", choices=PRIORS, default=list(PRIORS))
     parser.add_argument("--out", type=Path, required=True)
@@ -49,7 +52,7 @@ def main() -> None:
         cases = {"sixteen": Scenario(data=rows_of(given.data, "even"), **CASES["short"])}
         composite, rival = strongest(), pi_sme(steps=333)
     else:
-        cases = {name: load_benchmark().cases[name].scenario for name in BENCH}
+        cases = {name: load_benchmark().cases[name].scenario for name in given.cases}
         composite, rival = strongest(steps=50, rollout_steps=60), pi_sme(steps=135)
     attacks: dict[str, Any] = {f"strongest, {name}": with_prior(composite, PRIORS[name]) for name in given.only}
     attacks |= {"pi_sme": rival, f"pi_sme, {CHOSEN}": replace(rival, priors=(PRIORS[CHOSEN],))}
