@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from undelta.attacker.attacks import ATTACKS, strongest
-from undelta.attacker.attacks.strongest import AFTER_CURVE, CLIPPED, LATE_TV, STEEP_RATE, STEEP_TV
+from undelta.attacker.attacks.strongest import AFTER_CURVE, CLIPPED, LATE_TV, STEEP_RATE, STEEP_ROUNDS_RATE, STEEP_TV
 from undelta.attacker.candidates import FLAT, RISING, judge_for, was_trained
-from undelta.attacker.combine import Consensus, Phases, method_of
+from undelta.attacker.combine import LOST, Consensus, Phases, method_of
 from undelta.attacker.descent import Descent, Method
 from undelta.attacker.distances import mismatch
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam
 from undelta.attacker.paths import LearnedCurve
-from undelta.attacker.priors import ColorVariation, Likeness, TotalVariation
+from undelta.attacker.priors import ColorVariation, Likeness, TotalVariation, total_variation
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replay import Replay
 from undelta.attacker.replays import CoarseRollout, OneStep
@@ -165,6 +165,23 @@ def test_a_phase_that_ends_worse_than_it_began_is_undone() -> None:
     assert len(both.iterates) == len(alone.iterates)
 
 
+@pytest.mark.parametrize(("limit", "kept"), [(LOST, True), (1.05, False)])
+def test_smoother_images_make_up_for_a_larger_mismatch_of_the_same_size(
+    limit: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("undelta.attacker.combine.LOST", limit)
+    observation = disclose(SCENARIO.draw(0), SCENARIO)
+    rough = GradientMatching(replay=OneStep(position=0.5), steps=30)
+    smooth = replace(rough, priors=(TotalVariation(weight=1e3),), optimizer=Adam(learning_rate=0.02))
+    first = rough(observation)
+    second = smooth(observation, start=first)
+    assert total_variation(second.images) < total_variation(first.images)
+    assert first.mismatch < second.mismatch
+    assert (second.mismatch < limit * first.mismatch) == kept
+    both = Phases(phases=(rough, smooth))(observation)
+    assert torch.equal(both.images, second.images if kept else first.images)
+
+
 def test_restarts_and_groups_are_for_the_first_phase_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = replace(SCENARIO, learning_rate=1e-4)  # straight, so the first phase goes on
     observation = disclose(scenario.draw(0), scenario)
@@ -293,6 +310,15 @@ def methods_of(observation: Observation, monkeypatch: pytest.MonkeyPatch, **sett
     return seen
 
 
+@pytest.mark.parametrize(("weights", "rate"), [("flat", 0.25), ("rising", 0.7)])
+def test_each_candidate_has_a_rate_of_its_own_in_the_rounds(
+    weights: str, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observation = disclose(SCENARIO.draw(0), SCENARIO)
+    first, second, *_ = methods_of(observation, monkeypatch, weights=weights, macro_steps=2)
+    assert [first.optimizer, second.optimizer] == [Adam(learning_rate=1.0), Adam(learning_rate=rate)]
+
+
 def normed(*, touched: bool) -> Observation:
     """An update of a small ResNet; its running statistics are those of data, or of nothing."""
     scenario = replace(SCENARIO, model="resnet8", model_arguments={"width": 4}, norm_mode="eval")
@@ -319,7 +345,7 @@ def test_signed_steps_alone_reach_every_phase_at_their_own_rate(monkeypatch: pyt
     assert len(methods) > 1
     assert all(method.signed for method in methods)
     rates = [method.optimizer.learning_rate for method in methods]
-    assert rates[:2] == pytest.approx((STEEP_RATE, 0.7 * STEEP_RATE))
+    assert rates[:2] == [STEEP_RATE, STEEP_ROUNDS_RATE]
 
 
 def test_rising_weights_come_with_smooth_gradients_and_later_with_spans(monkeypatch: pytest.MonkeyPatch) -> None:

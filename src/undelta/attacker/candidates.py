@@ -32,7 +32,9 @@ class Candidate:
     signed: bool = False
     """Step along the gradient's sign only."""
     rate: float = 1.0
-    """Adam's in the first phase, and its share of the rate of the rounds after it."""
+    """Adam's in the first phase."""
+    rounds_rate: float
+    """Adam's in the rounds after it."""
     trained_only: bool = False
     """Tried only where the network has seen data."""
 

@@ -18,6 +18,7 @@ from undelta.attacker.attack import UNWATCHED, Run
 from undelta.attacker.descent import Descent
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.objective import Problem
+from undelta.attacker.priors import total_variation
 from undelta.attacker.reconstruction import Iterate, Moment, Reconstruction
 from undelta.attacker.run import optimize
 from undelta.attacker.weights import Uniform, WeightsPart
@@ -25,6 +26,8 @@ from undelta.engine import ranks
 from undelta.errors import ConfigError, MissingKnowledge
 from undelta.observation import Observation
 from undelta.seeding import stream
+
+LOST = 2.0  # times the mismatch that a phase began with: then it is lost, however smooth its images are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +137,8 @@ def altered(attack: Matching, **fields: Any) -> Matching:
 class Phases:
     """Attacks in a row, each starting where the one before ended.
 
-    A phase that ends with a larger mismatch than it began with, by its own replay, is undone: it never ends worse, by
-    the attacker's own evidence, than the one before.
+    A phase that ends with a larger mismatch than it began with, by its own replay, is undone, unless its images are
+    smoother and the mismatch is still of the same size: near a replay's own error, the smoother images are better.
     """
 
     phases: tuple[Phase, ...]
@@ -182,7 +185,7 @@ class Phases:
                 results[-1] = replace(results[-1], status="interrupted")
             seconds += time.perf_counter() - began
             best = _ended_as(results[-1], results[chosen])
-            if found and _lost(best):
+            if found and _lost(best, found):
                 history += (Moment(done, seconds, found.mismatch, found.history[-1].loss),)
                 iterates = shown
                 continue
@@ -240,9 +243,13 @@ def _ended_as(last: Reconstruction, best: Reconstruction) -> Reconstruction:
     return replace(best, status="interrupted") if last.status == "interrupted" else best
 
 
-def _lost(result: Reconstruction) -> bool:
-    """Whether a phase ended worse than it began."""
-    return result.status == "completed" and bool(result.history) and result.mismatch > result.history[0].mismatch
+def _lost(result: Reconstruction, before: Reconstruction) -> bool:
+    """Whether a phase ended worse than it began: with a larger mismatch, and with images that do not make up for it."""
+    if result.status != "completed" or not result.history:
+        return False
+    began = result.history[0].mismatch
+    smoother = total_variation(result.images) < total_variation(before.images)
+    return result.mismatch > (LOST * began if smoother else began)
 
 
 Entry = TypeVar("Entry", Moment, Iterate)

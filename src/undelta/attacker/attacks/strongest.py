@@ -43,7 +43,7 @@ FLAT_LIGHTNESS, FLAT_CHROMA = 0.5, 1.5  # of the variation's weight, with flat w
 LENGTH_RATE = 0.01  # Adam's for the logarithm of a length that is learned
 
 # A trained network's gradients differ in size from step to step by so much that Adam's own scaling fails.
-STEEP_RATE, STEEP_TV = 0.3, 0.1
+STEEP_RATE, STEEP_ROUNDS_RATE, STEEP_TV = 0.3, 0.21, 0.1
 
 CLIPPED = 1.5  # times shorter than its path: an update that its client did not send whole
 
@@ -110,7 +110,7 @@ class Composite:
             total = budget - (int(budget * POLISH) if chosen.late else 0)
             if spent >= total:
                 return None
-            rate = self.rollout.optimizer.learning_rate * chosen.rate * (SECOND if spent else 1)
+            rate = chosen.rounds_rate * (SECOND if spent else 1)
             if isinstance(by.replay, LearnedCurve):
                 rate, by = AFTER_CURVE, replace(by, replay=OneStep(position=0.5))
             replay, settled = by.replay, True
@@ -191,7 +191,8 @@ def strongest(
     *,
     steps: int = 100,
     rollout_steps: int = 160,
-    rollout_rate: float = 0.7,
+    rollout_rate: float = 0.25,
+    deep_rate: float = 0.7,
     macro_steps: int | None = None,
     weights: Literal["both", "flat", "rising"] = "both",
     tv: float = 0.01,
@@ -214,7 +215,8 @@ def strongest(
         steps: Iterations of the midpoint phase, with each of the layer weights.
         rollout_steps: The time of the rounds after it: five gradients for each of these, however they are spent; with
             ``macro_steps``, as many iterations.
-        rollout_rate: Adam's rate in these rounds; a short one wants less.
+        rollout_rate: Adam's rate in these rounds with flat weights.
+        deep_rate: The same with rising weights.
         macro_steps: Full-batch steps that stand for the client's whole path; by default chosen before each round.
         weights: Of the layers: alike, rising with depth, or both, of which the better one is kept.
         tv: With flat weights, the weight of total variation; of color images half of it for lightness, and 1.5 times
@@ -248,7 +250,7 @@ def strongest(
     """
     statistics = BatchNormStatistics(weight=bn, source=bn_source)
     colors = ColorVariation(weight=tv, lightness=FLAT_LIGHTNESS, chroma=FLAT_CHROMA)
-    flat = Candidate(weights=FLAT, priors=(colors, statistics))
+    flat = Candidate(weights=FLAT, priors=(colors, statistics), rounds_rate=rollout_rate)
     variation, spans = ColorVariation(weight=deep_tv), InputSpans(weight=span)
     rising = Candidate(
         weights=RISING,
@@ -256,12 +258,14 @@ def strongest(
         then=(variation, spans, statistics),
         late=(ColorVariation(weight=deep_tv * LATE_TV), spans, statistics),
         smoothing=(smoothing, 0.6 * smoothing, 0.2 * smoothing),
+        rounds_rate=deep_rate,
     )
     steep = Candidate(
         weights=FLAT,
         priors=(ColorVariation(weight=STEEP_TV), statistics),
         signed=True,
         rate=STEEP_RATE,
+        rounds_rate=STEEP_ROUNDS_RATE,
         trained_only=signed == "auto",
     )
     choices = {"both": (flat, rising), "flat": (flat,), "rising": (rising,)}
@@ -283,7 +287,6 @@ def strongest(
     )
     rollout = GradientMatching(
         replay=CoarseRollout(steps=MACRO_STEPS[0]),
-        optimizer=Adam(learning_rate=rollout_rate),
         path_rate=LENGTH_RATE,
         schedule=cosine_decay,
         steps=rollout_steps,
