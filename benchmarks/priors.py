@@ -1,7 +1,6 @@
 """How much of a prior, and of which kind, ``strongest`` wants on a CNN: lightness and color weighed apart.
 
     python benchmarks/priors.py --out docs/results/priors.json
-    python benchmarks/priors.py --cases aggregated --seeds 0 1 --out docs/results/priors-aggregated.json
     python benchmarks/priors.py --data cifar10-1000.npz --seeds 100 --out docs/results/priors-cifar.json
 
 Draws of the benchmark's scenarios, by default none that is in the benchmark; with ``--data``, sixteen of the even rows
