@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -153,7 +154,9 @@ def test_there_is_no_curve_to_a_point_that_a_clipped_update_does_not_show(monkey
     assert all(method.replay != LearnedCurve() for method in methods_of(observation, monkeypatch, weights="flat"))
 
 
-def test_a_phase_that_ends_worse_than_it_began_is_undone() -> None:
+@pytest.mark.parametrize("limit", [LOST, math.inf])  # a rougher phase is undone, however little it lost
+def test_a_phase_that_ends_worse_than_it_began_is_undone(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("undelta.attacker.combine.LOST", limit)
     observation = disclose(SCENARIO.draw(0), SCENARIO)
     sound = GradientMatching(replay=OneStep(position=0.5), steps=30)
     astray = GradientMatching(replay=OneStep(position=0.5), optimizer=Adam(learning_rate=50.0), box=False, steps=11)
