@@ -190,6 +190,13 @@ def reproduce(
         str | None, typer.Option(help="Of the Gaussian process that tunes Q: matern or gaussian.")
     ] = None,
     settings: options.Settings = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(metavar='"N=8, E=8, B=4"', help="Run this case only, as the column Ours names it; repeatable."),
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(metavar="AWA", help="Run this column of the table only; repeatable.")
+    ] = None,
     workers: options.Workers = None,
     backend: options.Backend = "processes",
     threads: options.Threads = 1,
@@ -225,6 +232,8 @@ def reproduce(
             scenario={name: value for name, value in fields.items() if value is not None},
             settings=parse_settings(settings or []),
             kernel=kernel,
+            cases=case or (),
+            methods=method or (),
             workers=Workers(backend=backend, count=workers, threads=threads),
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,

@@ -124,6 +124,7 @@ def run_plan(
     plan: Plan,
     *,
     out: Path,
+    only: Sequence[str] | None = None,
     workers: Workers | None = None,
     checkpoint_seconds: float = 30.0,
     retry_failed: bool = False,
@@ -135,11 +136,15 @@ def run_plan(
 ) -> Audited:
     """Run all trials of a plan that have no result yet, bound their updates if asked to, and judge all that is there.
 
+    With ``only``, trials other than these wait for another call.
+
     The same call after a crash or Ctrl-C resumes from the last checkpoints and ends with the same results.
     """
     check_metrics(plan, gates)
     workers = replace(workers or Workers(), slurm=plan.slurm)
-    for line in (*plan.repeats(), workers.crowding(len(plan.keys))):
+    wanted = {trial.key: trial for trial in plan.trials if only is None or trial.key in only}
+    keys = tuple(wanted)
+    for line in (*plan.repeats(), workers.crowding(len(keys))):
         if line:
             say(f"Note: {line}.")
     store, leases = RunDirectory(out), Leases(worker="start")
@@ -147,13 +152,13 @@ def run_plan(
         raise ConfigError(f"{out} is a file; choose a directory for --out")
     store.prepare(plan.text, plan.trials, leases, title=plan.name, kind=plan.kind, thresholds=plan.thresholds)
     if retry_failed:
-        store.forget_failed(plan.keys, leases)
-    if store.unfinished(plan.keys):
-        trials = Trials(directory=str(out.resolve()), keys=plan.keys, checkpoint_seconds=checkpoint_seconds)
-        with screen.trials({trial.key: trial for trial in plan.trials}) as show:
+        store.forget_failed(keys, leases)
+    if store.unfinished(keys):
+        trials = Trials(directory=str(out.resolve()), keys=keys, checkpoint_seconds=checkpoint_seconds)
+        with screen.trials(wanted) as show:
             workers.work_off(trials, out, show=show)
     if bound:
-        bound_all(out, plan.trials, workers, say=say, screen=screen, retry=retry_failed)
+        bound_all(out, tuple(wanted.values()), workers, say=say, screen=screen, retry=retry_failed)
     return judge_job(plan, store, gates, closed=closed)
 
 
@@ -175,7 +180,7 @@ def check_metrics(plan: Plan, gates: Sequence[Gate]) -> None:
 
 
 def judge_job(plan: Plan, store: RunDirectory, gates: Sequence[Gate] = (), *, closed: bool = False) -> Audited:
-    """Judge what is there, and write it to ``verdict.json``."""
+    """Judge what is there, and write it to ``verdict.json`` unless something is left to do."""
     found = {key: store.record(key) for key in plan.keys}
     records = {key: record for key, record in found.items() if record}
     bounds = read_bounds(store.directory, [trial.unmeasured() for trial in plan.trials])
@@ -188,5 +193,6 @@ def judge_job(plan: Plan, store: RunDirectory, gates: Sequence[Gate] = (), *, cl
         closed=closed,
         auditor=plan.auditor,
     )
-    write_bytes(store.directory / VERDICT, to_json(judgment))
+    if not store.unfinished(plan.keys):
+        write_bytes(store.directory / VERDICT, to_json(judgment))
     return Audited(judgment=judgment, records=records, bounds=bounds)

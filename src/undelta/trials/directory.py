@@ -192,7 +192,7 @@ class RunDirectory:
         path = self.folder(key) / "trial.json"
         trial = read_json(Trial, path)
         if trial.key != key:
-            raise DataError(f"{path}: this is trial {trial.key}, but its folder is called {key}; start the audit again")
+            raise DataError(f"{path}: expected trial {key}, as its folder is called, got another; start the audit again")
         return trial
 
     def finish(self, record: Record, pictures: Mapping[str, Tensor] | None, check: Check) -> None:
@@ -238,7 +238,7 @@ class RunDirectory:
             raise
         record = from_json(values, str(path))
         if record.key != key:
-            raise DataError(f"{path}: this is the record of trial {record.key}, but its folder is called {key}")
+            raise DataError(f"{path}: expected the record of trial {key}, as its folder is called, got another's")
         return record
 
     def unmeasured(self, key: str) -> Record | None:

@@ -26,7 +26,7 @@ from undelta.report import write_report
 from undelta.studies.reproduce import job
 from undelta.studies.reproduce.job import make_plan, reproduce_job
 from undelta.studies.reproduce.published import AWA
-from undelta.studies.reproduce.reproductions import REPRODUCTIONS, Asked, cells_of
+from undelta.studies.reproduce.reproductions import REPRODUCTIONS, TUNED, Asked, cells_of
 from undelta.studies.reproduce.scales import SCALES, Scale
 from undelta.studies.reproduce.tuned import MARKS, TUNING_SEED, check_tuned, tune
 from undelta.studies.tuning import jobs
@@ -132,8 +132,10 @@ def test_the_table_has_the_papers_figures_and_the_records_means(smoke: Path) -> 
     dash = mine["N=128, E=32, B=8", "iDLG", "ssim"]
     assert (dash["paper"], dash["mean"], dash["trials"]) == ("", "", "0")
     assert dash["note"] == "not run: impractical (paper too)"
-    assert page.count("not run: impractical (paper too) |") == 4 * 3 * 3
-    assert "not run: more than 3 images take too long here" in page
+    assert page.count("| (b) ") == 4 * 3 * 3
+    assert "\n- (a) not run: more than 3 images take too long here\n- (b) not run: impractical (paper too)\n" in page
+    baselines = page.partition("## Baselines and floors")[2]
+    assert baselines.count("\n| N=") == 4  # the cases that were run
     assert "| AWA, paper | AWA, ours | AWA, Q tuned here | strongest (ours) |" in page  # the paper has no such figures
     assert "Nothing follows from the smoke scale" in page
 
@@ -180,7 +182,7 @@ def plan() -> Plan:
 def half_done(plan: Plan, smoke: Path, tmp_path: Path) -> Path:
     """The ablation with two seeds: seed 0 as it ran, of seed 1 one trial failed, and the others are not there yet."""
     store = RunDirectory(tmp_path)
-    store.prepare(plan.text, plan.trials, Leases(worker="test"))
+    store.prepare(plan.text, plan.trials, Leases(worker="test"), title=plan.name, kind=plan.kind)
     done = records(smoke)
     first = next(trial for trial in plan.trials if trial.seed == 1)
     for trial in plan.trials:
@@ -210,6 +212,7 @@ def test_a_directory_without_any_result_is_rendered_too(plan: Plan, half_done: P
     assert {claim.outcome for claim in done.findings["ablation"]} == {"not measured"}
     page = (half_done / "ablation.md").read_text()
     assert page.count("not finished") == 9
+    assert "Baselines" not in page
     assert not list(half_done.glob("*.svg"))
 
 
@@ -329,6 +332,49 @@ def test_weights_that_were_tuned_for_something_else_are_refused(asked: dict[str,
         reproduce_job("tuning", out=tmp_path, scale="smoke", data="digits")
 
 
+# A part of a table
+
+
+def test_a_part_of_a_table_runs_alone(half_done: Path) -> None:
+    before = records(half_done)
+    done = reproduce_job("ablation", out=half_done, methods=["linear weights"], workers=Workers(count=1))
+    after = records(half_done)
+    ((ran, record),) = ((key, one) for key, one in after.items() if key not in before)
+    assert (record["arguments"]["form"], record["seed"]) == ("linear", 1)
+    assert {key: one for key, one in after.items() if key != ran} == before
+    assert not (half_done / "tuning").exists()  # that column was not asked for
+    assert not (half_done / "verdict.json").exists()  # some trials are not there yet
+    assert "4 of 6 trials have numbers." in (half_done / "ablation.md").read_text()
+    assert not done.failed  # one did, which was not asked for
+
+
+def test_a_part_is_one_of_cases_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(scale="smoke", data="faces", seeds=(0,), names=("comparison",))
+    wanted = {"N=2, E=2, B=2", "N=3, E=2, B=2"}
+    chosen = [cell for cell in asked.cells("comparison", None) if cell.here in wanted and cell.method == AWA]
+
+    class Stopped(Exception):
+        pass
+
+    def stop(plan: Plan, *, only: tuple[str, ...], **others: object) -> None:
+        assert set(only) == {trial.key for cell in chosen for trial in cell.trials}
+        assert len(only) == 2 < len(plan.trials)
+        raise Stopped
+
+    monkeypatch.setattr(job, "run_plan", stop)
+    with pytest.raises(Stopped):
+        reproduce_job("comparison", out=tmp_path, scale="smoke", cases=sorted(wanted), methods=[AWA])
+
+
+def test_a_part_tunes_only_if_it_needs_tuned_weights(asked: dict[str, Any], half_done: Path) -> None:
+    with pytest.raises(Enough):
+        reproduce_job("ablation", out=half_done, seeds=[0], methods=[AWA])
+    assert not asked
+    with pytest.raises(Enough):
+        reproduce_job("ablation", out=half_done, seeds=[0], methods=[TUNED])
+    assert asked["workers"].count == 1
+
+
 # Mistakes
 
 
@@ -353,6 +399,12 @@ def test_weights_that_were_tuned_for_something_else_are_refused(asked: dict[str,
         (["ablation", "--scale", "smoke", "--model", "resnet9"], "unknown model 'resnet9'; choose one of"),
         (["ablation", "--scale", "smoke", "--norm-mode", "test"], "norm_mode"),
         (["ablation", "--scale", "smoke", "--kernel", "matren"], "--kernel: unknown kernel 'matren'"),
+        (["ablation", "--scale", "smoke", "--case", "N=9"], "--case: expected one of 'N=3, E=4, B=1', got 'N=9'"),
+        (["ablation", "--scale", "smoke", "--method", "awa"], "'AWA', 'AWA, Q tuned here', got 'awa'"),
+        (
+            ["comparison", "--scale", "smoke", "--case", "N=6, E=8, B=2", "--method", "iDLG"],
+            "nothing to run (not run: impractical (paper too))",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_before_any_work(tmp_path: Path, words: list[str], complaint: str) -> None:

@@ -21,13 +21,14 @@ from undelta.studies.reproduce.finding import Finding
 from undelta.studies.reproduce.render import write_reproduction
 from undelta.studies.reproduce.reproductions import (
     REPRODUCTIONS,
+    TUNED,
     Asked,
     Reproduction,
     Weights,
     cells_of,
     find_reproductions,
 )
-from undelta.studies.reproduce.results import gather
+from undelta.studies.reproduce.results import Cell, gather
 from undelta.studies.reproduce.scales import KERNELS, SCALES, find_scale
 from undelta.studies.reproduce.tuned import MARKS, TUNING_SEED, check_tuned, show_trials, tune, tuned_weights
 from undelta.studies.screen import SILENT, Screen
@@ -60,6 +61,8 @@ def reproduce_job(
     scenario: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     kernel: str | None = None,
+    cases: Sequence[str] = (),
+    methods: Sequence[str] = (),
     workers: Workers | None = None,
     checkpoint_seconds: float = 30.0,
     retry_failed: bool = False,
@@ -78,6 +81,8 @@ def reproduce_job(
         scenario: Fields of every scenario in place of the scale's, such as the model, its weights or the image size.
         settings: Settings of the paper's methods in place of the scale's; each goes to the methods that have it.
         kernel: Of the Gaussian process that tunes: "matern", or the paper's "gaussian".
+        cases: Run these only, as the column Ours of the table names them; the others stay unfinished. By default, all.
+        methods: Run these only, likewise.
         workers: Who runs trials; those of a tuning run one by one unless a number is given.
         checkpoint_seconds: What a kill may cost.
         retry_failed: Whether to run failed trials again.
@@ -94,24 +99,33 @@ def reproduce_job(
         wanted, there, scale=scale, data=data, seeds=seeds, scenario=scenario, settings=settings, kernel=kernel
     )
     failed: tuple[Record, ...] = ()
+    part = _part(wanted, asked, cases, methods)  # unknown names are an error before any work
     if not render_only:
-        make_plan(asked)  # complains about data and models before any work, tuning included
+        make_plan(asked)  # and so are missing data and models
         check_tuned(asked, out)
-        if any(REPRODUCTIONS[one].needs_tuning for one in asked.names) and tuned_weights(out) is None:
+        tunes = any(REPRODUCTIONS[one].needs_tuning for one in asked.names)
+        if part is not None:
+            tunes = any(cell.method == TUNED for cell in part)
+        if tunes and tuned_weights(out) is None:
             # One at a time unless told otherwise: proposals of several workers depend on who ends first.
             alone = replace(workers, count=workers.count or 1)
             tune(asked, out, workers=alone, checkpoint_seconds=checkpoint_seconds, screen=screen)
     show_trials(out)
     if not render_only:
-        failed = run_plan(
-            make_plan(asked, tuned_weights(out)),
+        tuned = tuned_weights(out)
+        plan, part = make_plan(asked, tuned), _part(wanted, asked, cases, methods, tuned)
+        only = plan.keys if part is None else [trial.key for cell in part for trial in cell.trials]
+        done = run_plan(
+            plan,
             out=out,
+            only=only,
             workers=workers,
             checkpoint_seconds=checkpoint_seconds,
             retry_failed=retry_failed,
             say=say,
             screen=screen,
-        ).failed
+        )
+        failed = tuple(record for record in done.failed if record.key in only)
     return Reproduced(findings=_render(wanted, asked, out), failed=failed, scale=asked.scale)
 
 
@@ -209,6 +223,33 @@ def make_plan(asked: Asked, tuned: Weights | None = None) -> Plan:
     text = to_document({"name": title, "reproduction": asdict(asked)})
     head = "# Made by `undelta reproduce`, which resumes here.\n"
     return Plan(name=title, text=head + text, trials=tuple(trials.values()), kind="reproduce")
+
+
+def _part(
+    wanted: Sequence[Reproduction],
+    asked: Asked,
+    cases: Sequence[str],
+    methods: Sequence[str],
+    tuned: Weights | None = None,
+) -> list[Cell] | None:
+    """The cells of these cases and methods that have trials, or will once weights are tuned; None for all."""
+    if not cases and not methods:
+        return None
+    cells = [cell for one in wanted for cell in asked.cells(one.name, tuned or {})]
+    for option, given, known in (
+        ("case", cases, dict.fromkeys(cell.here for cell in cells)),
+        ("method", methods, dict.fromkeys(cell.method for cell in cells)),
+    ):
+        for name in given:
+            if name not in known:
+                names = ", ".join(map(repr, known))  # they have commas
+                raise ConfigError(f"--{option}: expected one of {names}, got {name!r}")
+    chosen = [cell for cell in cells if (not cases or cell.here in cases) and (not methods or cell.method in methods)]
+    part = [cell for cell in chosen if cell.trials]
+    if not part:
+        reasons = ", ".join(dict.fromkeys(cell.reason for cell in chosen)) or "no table has that method in that case"
+        raise ConfigError(f"--case, --method: nothing to run ({reasons})")
+    return part
 
 
 def _render(wanted: Sequence[Reproduction], asked: Asked, out: Path) -> dict[str, Sequence[Finding]]:

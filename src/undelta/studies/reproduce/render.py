@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from string import ascii_lowercase
 
 from undelta.attacker.weights import SEARCH_RANGES
 from undelta.evaluation.baselines import COLOR, NOISE
@@ -62,14 +63,20 @@ def _markdown(
         yield "Images, model and iterations differ from the paper's, so compare orders and trends, not numbers."
     records = [record for cell in results.cells for record in cell.records]
     yield from (f"{sum(record.scored for record in records)} of {len(records)} trials have numbers.", "")
-    yield _table("Paper's case", results, Cell.show).markdown()
+    # A reason as long as a sentence has no place in a column of numbers.
+    reasons = dict.fromkeys(cell.reason for cell in results.cells if cell.reason)
+    marks = {reason: f"({letter})" for reason, letter in zip(reasons, ascii_lowercase, strict=False)}
+    yield _table("Paper's case", results, lambda one, metric: marks.get(one.reason) or one.show(metric)).markdown()
     yield ""
     yield "Ours: mean ± sample standard deviation over seeds. SSIM and LPIPS as docs/metrics.md defines them."
     yield f"Iterations: {_iterations(results)}."
-    yield from ("", "## Baselines and floors", "")
-    yield "PSNR (dB) of each image's mean color, and of what AWA makes of pure noise. Then the unweighted mismatch of"
-    yield "each method's own replay: where it ended, and in brackets at the private images; below that it fits errors."
-    yield from ("", _baselines(results).markdown())
+    if marks:
+        yield from ("", *(f"- {mark} {reason}" for reason, mark in marks.items()))
+    if any(cell.scored for cell in results.cells):
+        yield from ("", "## Baselines and floors", "")
+        yield "PSNR (dB) of each image's mean color, and of what AWA makes of pure noise; then each method's mismatch,"
+        yield "unweighted: where it ended, in brackets its replay's at the private images. Below that it fits errors."
+        yield from ("", _baselines(results).markdown())
     if tuning:
         yield from ("", "## Tuned weights", "", _weights(tuning))
     for name in figures:
@@ -119,10 +126,15 @@ def _range(steps: list[int]) -> str:
 
 
 def _baselines(results: Results) -> Table:
-    """What guesses without the update are worth in each case, and how each method's replay explains the truth."""
+    """What guesses without the update are worth in each case, and how each method's replay explains the truth.
+
+    Cases in which nothing has been measured are left out.
+    """
     rows = []
     for row in results.rows:
         cells = [results.at(row, method) for method in results.methods]
+        if not any(one.scored for one in cells):
+            continue
         guesses = [[one.baseline(name) for one in cells] for name in (COLOR, NOISE)]
         found = [next((value for value in values if value is not None), None) for values in guesses]
         floors = [one.floor() for one in cells]
@@ -162,7 +174,6 @@ def _csv(results: Results, scale: str) -> str:
 
 
 def _latex(reproduction: Reproduction, results: Results, asked: Asked) -> str:
-    # A reason as long as a sentence has no place in a column of numbers.
     table = _table("Case in the paper", results, lambda one, metric: DASH if one.reason else one.show(metric))
     caption = f"{reproduction.title} ({asked.scale} scale: {asked.says})"
     return table.latex(caption, "Ours: mean and sample standard deviation over seeds.")
