@@ -396,6 +396,15 @@ def test_a_trial_in_another_trials_folder_is_refused(store: RunDirectory) -> Non
         store.trial(ONE.key)
 
 
+def test_a_record_with_another_key_however_long_is_one_short_complaint(store: RunDirectory) -> None:
+    serve(job(store, ONE))
+    path = store.folder(ONE.key) / "record.json"
+    path.write_text(path.read_text().replace(ONE.key, "x" * 5000))
+    with pytest.raises(DataError, match="its folder is called") as complaint:
+        store.record(ONE.key)
+    assert len(str(complaint.value)) < 500
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"status": 3}', "[" * 100_000])
 def test_a_damaged_record_is_named(store: RunDirectory, content: str) -> None:
     (store.folder(ONE.key) / "record.json").write_text(content)

@@ -27,6 +27,7 @@ from undelta.observation import Observation
 from undelta.updates import along
 
 FILL = 0.5  # of a matrix's smaller side; more inputs than that span too much of it to tell anything
+DRIFT = 4  # directions of a span for every input: it changes while the client trains, and each change adds to the span
 CHUNK = 32  # images of a forward pass
 TINY = 1e-12
 SMALLEST = 1e-7  # share outside: what rounding leaves of the truth
@@ -128,7 +129,7 @@ class InputSpans:
         if observation.training.adaptive or self.weight == 0:
             return None
         model, found = _spanned(observation)
-        if not found:
+        if not found or found[0].name == _head(model):
             return None
         by_name = {span.name: span for span in found}
         network = replay.network
@@ -177,7 +178,11 @@ def _held(found: Sequence[Span]) -> int:
 
 
 def spans(observation: Observation, model: nn.Module, images: Tensor) -> list[Span]:
-    """Every layer whose inputs are few enough that its update leaves directions free."""
+    """Every layer whose inputs are few enough that its update leaves directions free.
+
+    But the last one only if there is no other: all that trains before it moves its inputs, so that even the private
+    images stick out, and an attack that pulls others further in than those fits noise (docs/strongest.md).
+    """
     update = spanned_update(observation)
     with torch.no_grad():
         positions = {name: rows.shape[1] for name, rows in _rows(model, _inputs(observation, images[:1]))}
@@ -187,11 +192,13 @@ def spans(observation: Observation, model: nn.Module, images: Tensor) -> list[Sp
         if weight not in update or name not in positions:
             continue
         matrix = update[weight].flatten(1)  # (outputs, width)
-        rank = observation.num_samples * positions[name]
-        if rank > FILL * min(matrix.shape):
+        inputs = observation.num_samples * positions[name]
+        if inputs > FILL * min(matrix.shape):
             continue
+        rank = min(DRIFT * inputs, matrix.shape[0], int(FILL * matrix.shape[1]))
         found.append(Span(name=name, directions=_leading(matrix, rank), positions=positions[name]))
-    return found
+    head = _head(model)
+    return [span for span in found if span.name != head] or found
 
 
 def _leading(matrix: Tensor, rank: int) -> Tensor:
@@ -229,6 +236,12 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d | nn.Linear]]:
         plain = isinstance(module, nn.Conv2d) and module.groups == 1 and isinstance(module.padding, tuple)
         if plain or isinstance(module, nn.Linear):
             yield name, module
+
+
+def _head(model: nn.Module) -> str | None:
+    """The last of several layers."""
+    names = [name for name, _ in _layers(model)]
+    return names[-1] if len(names) > 1 else None
 
 
 def _inputs(observation: Observation, images: Tensor) -> Tensor:

@@ -197,7 +197,8 @@ def strongest(
     weights: Literal["both", "flat", "rising"] = "both",
     tv: float = 0.01,
     deep_tv: float = 0.03,
-    span: float = 0.001,
+    span: float = 0.003,
+    deep_span: float = 0.001,
     smoothing: float = 0.05,
     bn: float = 0.001,
     bn_source: Source = "auto",
@@ -223,7 +224,8 @@ def strongest(
             for color.
         deep_tv: With rising weights, the weight of the variation of lightness, and a third of that of color; a last
             phase has two thirds of both.
-        span: With rising weights, after the first phase, the weight of the spans of layers' inputs.
+        span: With flat weights, the weight of the spans of layers' inputs.
+        deep_span: The same with rising weights, after the first phase.
         smoothing: With rising weights, the width of the gradients' blur at the start, as a share of the image's side.
         bn: Weight of the BatchNorm prior.
         bn_source: Whose statistics the prior trusts.
@@ -250,8 +252,8 @@ def strongest(
     """
     statistics = BatchNormStatistics(weight=bn, source=bn_source)
     colors = ColorVariation(weight=tv, lightness=FLAT_LIGHTNESS, chroma=FLAT_CHROMA)
-    flat = Candidate(weights=FLAT, priors=(colors, statistics), rounds_rate=rollout_rate)
-    variation, spans = ColorVariation(weight=deep_tv), InputSpans(weight=span)
+    flat = Candidate(weights=FLAT, priors=(colors, InputSpans(weight=span), statistics), rounds_rate=rollout_rate)
+    variation, spans = ColorVariation(weight=deep_tv), InputSpans(weight=deep_span)
     rising = Candidate(
         weights=RISING,
         priors=(variation, statistics),
