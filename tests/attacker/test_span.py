@@ -14,7 +14,18 @@ from undelta.attacker import span
 from undelta.attacker.priors import Penalty
 from undelta.attacker.replay import prepare
 from undelta.attacker.replays import OneStep
-from undelta.attacker.span import InputSpans, _leading, contains, mean_by_parts, rows_of, spans
+from undelta.attacker.span import (
+    DRIFT,
+    InputSpans,
+    _inputs,
+    _leading,
+    _model,
+    _rows,
+    contains,
+    mean_by_parts,
+    rows_of,
+    spans,
+)
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.engine import MEMORY
@@ -71,7 +82,37 @@ def test_layers_that_saw_too_many_inputs_are_left_out() -> None:
     private = SCENARIO.draw(0)
     observation = disclose(private, SCENARIO, seed=0)
     names = [span.name for span in spans(observation, observation.model(), private.images)]
-    assert names == ["conv2", "fc1", "fc2"]  # the first convolution saw 4 x 64 patches of 3 x 3
+    assert names == ["conv2", "fc1"]  # the first convolution saw 4 x 64 patches of 3 x 3; the last layer never counts
+
+
+def only_its_head(scenario: Scenario) -> Scenario:
+    """So many images that no layer but the last one leaves directions free."""
+    narrow = {"width": 1, "hidden": 20}  # the first linear layer has 8 inputs
+    return replace(scenario, num_samples=8, model_arguments=narrow, classes=16, epochs=1, batches=1)
+
+
+def test_the_last_layer_stands_in_where_there_is_no_other_but_never_pulls() -> None:
+    scenario = only_its_head(SCENARIO)
+    observation = disclose(scenario.draw(0), scenario)
+    assert [span.name for span in spans(observation, observation.model(), scenario.draw(0).images)] == ["fc2"]
+    assert prior(scenario)[0] is None
+
+
+def test_the_only_layer_has_a_span_that_pulls() -> None:
+    scenario = replace(SCENARIO, model="mlp", model_arguments={"hidden": []}, classes=10)
+    assert prior(scenario)[0] is not None
+
+
+def test_a_span_has_room_for_inputs_that_change() -> None:
+    private = SCENARIO.draw(0)
+    observation = disclose(private, SCENARIO, seed=0)
+    _, span = spans(observation, observation.model(), private.images)
+    assert len(span.directions) == DRIFT * 4  # fc1, of four images
+    matrix = observation.received["fc1.weight"] - observation.initial["fc1.weight"]
+    narrow = replace(span, directions=_leading(matrix, 4))
+    with torch.no_grad():
+        rows = dict(_rows(_model(observation), _inputs(observation, private.images)))["fc1"]
+    assert float(span.outside(rows).mean()) < 0.5 * float(narrow.outside(rows).mean())
 
 
 def test_a_network_that_is_filled_says_that_the_test_does_not_apply() -> None:

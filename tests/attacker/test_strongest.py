@@ -352,18 +352,20 @@ def test_signed_steps_alone_reach_every_phase_at_their_own_rate(monkeypatch: pyt
 
 
 def test_rising_weights_come_with_smooth_gradients_and_later_with_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = methods_of(normed(touched=False), monkeypatch, weights="rising", smoothing=0.1, span=0.5)
+    settings = {"weights": "rising", "smoothing": 0.1, "deep_span": 0.05, "rollout_steps": 20}
+    methods = methods_of(normed(touched=False), monkeypatch, **settings)
     first, *rounds, last = methods
     assert rounds
     assert [method.smoothing for method in methods] == pytest.approx([0.1, *[0.06] * len(rounds), 0.02])
-    spans = InputSpans(weight=0.5)
+    spans = InputSpans(weight=0.05)
     assert [spans in method.priors for method in methods] == [False, *[True] * (len(rounds) + 1)]
     assert first.priors[0] == ColorVariation(weight=0.03)
     assert last.priors[0] == ColorVariation(weight=0.03 * LATE_TV)
 
 
-def test_flat_weights_keep_plain_gradients_and_their_priors(monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = methods_of(normed(touched=False), monkeypatch, weights="flat", smoothing=0.1)
+def test_flat_weights_keep_plain_gradients_and_their_priors_spans_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = methods_of(normed(touched=False), monkeypatch, weights="flat", smoothing=0.1, span=0.05)
+    assert InputSpans(weight=0.05) in methods[0].priors
     assert {(method.smoothing, method.priors) for method in methods} == {(0.0, methods[0].priors)}
     assert methods[0].priors[0] == ColorVariation(weight=0.01, lightness=0.5, chroma=1.5)
 

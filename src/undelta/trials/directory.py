@@ -192,7 +192,9 @@ class RunDirectory:
         path = self.folder(key) / "trial.json"
         trial = read_json(Trial, path)
         if trial.key != key:
-            raise DataError(f"{path}: expected trial {key}, as its folder is called, got another; start the audit again")
+            raise DataError(
+                f"{path}: expected trial {key}, as its folder is called, got another; start the audit again"
+            )
         return trial
 
     def finish(self, record: Record, pictures: Mapping[str, Tensor] | None, check: Check) -> None:
