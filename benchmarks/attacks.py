@@ -62,7 +62,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "pi_sme": ("pi_sme", {"steps": 333}),
     "fedleak": ("fedleak", {"steps": 500}),
     "strongest": ("strongest", {}),
-    "strongest, likeness": ("strongest", {"likeness": 0.1}),
     "strongest, quick": (
         "strongest",
         {"steps": 90, "rollout_steps": 15, "rollout_rate": 0.15, "macro_steps": 3, "weights": "flat"},

@@ -18,7 +18,6 @@ from undelta.attacker.priors import (
     UNTOUCHED,
     BatchNormStatistics,
     ColorVariation,
-    Likeness,
     Off,
     OnMoments,
     Source,
@@ -117,21 +116,6 @@ def test_a_grey_image_has_plain_variation(observation: Observation) -> None:
     images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     penalty = ColorVariation(weight=0.25)(observation, replay_of(observation))
     torch.testing.assert_close(penalty(images, torch.zeros(5)), 0.25 * total_variation(images))
-
-
-@pytest.mark.parametrize("soft", [False, True], ids=["classes", "soft"])
-def test_images_that_share_a_label_are_to_be_alike(observation: Observation, soft: bool) -> None:
-    images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    labels = torch.tensor([7, 2, 7, 0, 7])
-    images.requires_grad_()
-    penalty = Likeness(weight=0.5)(observation, replay_of(observation))
-    assert penalty is not None
-    value = penalty(images, F.one_hot(labels, 10).double() if soft else labels)
-    alike = images[[0, 2, 4]].detach()
-    torch.testing.assert_close(value.detach(), 0.5 * (alike - alike.mean(0)).square().sum() / images.numel())
-    (gradient,) = torch.autograd.grad(value, images)
-    assert not gradient[[1, 3]].any()  # alone with their labels
-    torch.testing.assert_close(gradient[[0, 2, 4]], (alike - alike.mean(0)) / images.numel())
 
 
 def true_statistics(scenario: Scenario) -> tuple[Observation, dict[str, list[tuple[Tensor, Tensor]]]]:

@@ -20,8 +20,7 @@ from undelta.attacker.distances import mismatch
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam
 from undelta.attacker.paths import LearnedCurve
-from undelta.attacker.priors import ColorVariation, Likeness, TotalVariation, total_variation
-from undelta.attacker.reconstruction import Reconstruction
+from undelta.attacker.priors import ColorVariation, TotalVariation, total_variation
 from undelta.attacker.replay import Replay
 from undelta.attacker.replays import CoarseRollout, OneStep
 from undelta.attacker.resolution import MACRO_STEPS
@@ -368,35 +367,6 @@ def test_flat_weights_keep_plain_gradients_and_their_priors_spans_among_them(mon
     assert InputSpans(weight=0.05) in methods[0].priors
     assert {(method.smoothing, method.priors) for method in methods} == {(0.0, methods[0].priors)}
     assert methods[0].priors[0] == ColorVariation(weight=0.01, lightness=0.5, chroma=1.5)
-
-
-@pytest.mark.parametrize(
-    ("batches", "epochs", "keywords", "rounds"),
-    [
-        (2, 3, {}, True),
-        (2, 3, {"likeness": 0.0}, False),  # as it is by default
-        (2, 3, {"weights": "rising"}, False),
-        (2, 3, {"signed": True}, False),
-        (1, 6, {}, False),  # no order is hidden
-        (2, 1, {}, False),  # a single epoch is rolled out mini-batch by mini-batch
-    ],
-)
-def test_images_of_a_label_are_alike_where_an_order_is_hidden(
-    monkeypatch: pytest.MonkeyPatch, batches: int, epochs: int, keywords: dict[str, Any], rounds: bool
-) -> None:
-    mismatches: list[float] = []  # of the images that a replay is chosen for
-
-    def resolving(observation: Observation, guess: Reconstruction, *_: Any) -> CoarseRollout:
-        mismatches.append(guess.mismatch)
-        return CoarseRollout(steps=5)
-
-    monkeypatch.setattr(MODULE, "resolving", resolving)
-    scenario = replace(SCENARIO, batches=batches, epochs=epochs)
-    observation = disclose(scenario.draw(0), scenario)
-    *_, first, last = methods_of(observation, monkeypatch, **{"weights": "flat", "likeness": 0.1, **keywords})
-    assert not any(isinstance(prior, Likeness) for prior in first.priors)
-    weights = [prior.weight for prior in last.priors if isinstance(prior, Likeness)]
-    assert weights == ([pytest.approx(0.1 * mismatches[0])] if rounds else [])
 
 
 def test_signed_steps_stay_signed_whatever_the_priors_of_the_others() -> None:

@@ -110,30 +110,6 @@ class LabelConsistency:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likeness:
-    """weight · mean (x − x̄)², where x̄ is the mean of the images that share a label (docs/strongest.md).
-
-    An update shows the sum of what they say much better than what tells them apart: without this, an attack fits the
-    hidden order of mini-batches with differences between them. Silent where all labels differ.
-    """
-
-    weight: float
-
-    def __call__(self, observation: Observation, replay: Replay) -> Penalty | None:
-        if self.weight == 0:
-            return None
-
-        def penalty(images: Tensor, labels: Tensor) -> Tensor:
-            classes = labels.argmax(1) if labels.is_floating_point() else labels
-            _, groups, sizes = classes.unique(return_inverse=True, return_counts=True)
-            sums = images.new_zeros(len(sizes), *images.shape[1:]).index_add(0, groups, images)
-            differences: Tensor = images - (sums / sizes.view(-1, 1, 1, 1))[groups]
-            return self.weight * differences.square().mean()
-
-        return penalty
-
-
-@dataclass(frozen=True, kw_only=True)
 class EpochInvariance:
     """weight · the spread over epochs of a statistic of each epoch's images that no order changes (DLFA).
 

@@ -19,7 +19,7 @@ from undelta.attacker.labels import label_source
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, cosine_decay, three_step
 from undelta.attacker.paths import LearnedCurve
-from undelta.attacker.priors import BatchNormStatistics, ColorVariation, Likeness, Source
+from undelta.attacker.priors import BatchNormStatistics, ColorVariation, Source
 from undelta.attacker.reconstruction import Reconstruction
 from undelta.attacker.replay import ReplayPart
 from undelta.attacker.replays import CoarseRollout, FullRollout, LearnedLength, OneStep
@@ -65,8 +65,6 @@ class Composite:
     length: Literal["told", "learned"] = "told"
     curve: bool = True
     """Whether a long path is approached on a learned curve."""
-    likeness: float = 0.0
-    """In coarse rollouts of mini-batches with flat weights, the prior's weight as a share of the mismatch so far."""
 
     def __call__(self, observation: Observation, *, seed: int = 0, run: Run = UNWATCHED) -> Reconstruction:
         """Attack; an Adam whose E, B or η is unknown has no path to roll out, and the midpoint phase stands alone."""
@@ -123,9 +121,6 @@ class Composite:
             if not steps:
                 return None
             priors = chosen.priors if chosen.then is None else chosen.then
-            shuffled = isinstance(replay, CoarseRollout) and training.batches > 1
-            if self.likeness and shuffled and chosen.weights == FLAT and not chosen.signed:
-                priors = (*priors, Likeness(weight=self.likeness * guess.mismatch))
             method = replace(self.rollout, replay=replay, weights=weights, priors=priors, steps=steps)
             optimizer, smoothing = Adam(learning_rate=rate), chosen.smoothing[1]
             return replace(method, optimizer=optimizer, signed=chosen.signed, smoothing=smoothing)
@@ -205,7 +200,6 @@ def strongest(
     signed: bool | Literal["auto"] = "auto",
     length: Literal["told", "learned"] = "told",
     curve: bool = True,
-    likeness: float = 0.0,
     restarts: int = 1,
     labels: str = "auto",
     masked: bool = True,
@@ -235,8 +229,6 @@ def strongest(
             is done anyway where one of them is unknown.
         curve: Whether to match one gradient on a learned curve before the rounds, where the path is so long that coarse
             rollouts of it overshoot. It takes half of their time, or 150 iterations.
-        likeness: In coarse rollouts of mini-batches with flat weights, how much images that share a label are to be
-            alike: the prior's weight as a share of the mismatch so far. Helps where many do, and harms where few do.
         restarts: Independent tries of the first phase, chosen by the attacker's own mismatch.
         labels: Where labels come from; inferred if none are granted.
         masked: Whether to leave entries that look pruned out of the match.
@@ -301,5 +293,4 @@ def strongest(
         macro_steps=macro_steps,
         length=length,
         curve=curve,
-        likeness=likeness,
     )
