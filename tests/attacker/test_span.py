@@ -122,10 +122,31 @@ def test_a_network_that_is_filled_says_that_the_test_does_not_apply() -> None:
         contains(observation, scenario.draw(0).images, scenario.draw_held_out(0, 5).images)
 
 
-def prior(scenario: Scenario) -> tuple[Penalty | None, Observation]:
+def prior(scenario: Scenario, *, convolutions: bool = True) -> tuple[Penalty | None, Observation]:
     observation = disclose(scenario.draw(0), scenario, seed=0, dtype=torch.float64)
     replay = prepare(OneStep(position=0.5), observation, stream("attacker", 0), MEMORY)
-    return InputSpans(weight=0.5)(observation, replay), observation
+    return InputSpans(weight=0.5, convolutions=convolutions)(observation, replay), observation
+
+
+def test_spans_of_linear_layers_alone() -> None:
+    images = SCENARIO.draw_held_out(0, 4).images.double()
+    values = []
+    for convolutions in (True, False):
+        penalty, observation = prior(SCENARIO, convolutions=convolutions)
+        assert penalty is not None
+        with torch.no_grad():
+            values.append(float(penalty(observation.image.normalize(images), torch.empty(0))))
+    found = {span.name: span for span in spans(observation, _model(observation), images)}
+    with torch.no_grad():
+        rows = dict(_rows(_model(observation), _inputs(observation, images)))
+        alone = {name: 0.5 * float(found[name].outside(rows[name]).log().mean()) for name in ("conv2", "fc1")}
+    assert values == pytest.approx([(alone["conv2"] + alone["fc1"]) / 2, alone["fc1"]])
+
+
+def test_a_resnet_has_no_linear_layer_whose_span_counts() -> None:
+    scenario = replace(SCENARIO, model="resnet8", norm_mode="eval")
+    assert prior(scenario)[0] is not None
+    assert prior(scenario, convolutions=False)[0] is None
 
 
 def test_the_spans_as_a_prior_are_least_at_the_private_images() -> None:

@@ -364,7 +364,7 @@ def test_rising_weights_come_with_smooth_gradients_and_later_with_spans(monkeypa
 
 def test_flat_weights_keep_plain_gradients_and_their_priors_spans_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     methods = methods_of(normed(touched=False), monkeypatch, weights="flat", smoothing=0.1, span=0.05)
-    assert InputSpans(weight=0.05) in methods[0].priors
+    assert InputSpans(weight=0.05, convolutions=False) in methods[0].priors
     assert {(method.smoothing, method.priors) for method in methods} == {(0.0, methods[0].priors)}
     assert methods[0].priors[0] == ColorVariation(weight=0.01, lightness=0.5, chroma=1.5)
 

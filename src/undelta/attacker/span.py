@@ -124,12 +124,17 @@ class InputSpans:
     """
 
     weight: float
+    convolutions: bool = True
+    """Whether their spans count, too, or only those of linear layers."""
 
     def __call__(self, observation: Observation, replay: Replay) -> Penalty | None:
         if observation.training.adaptive or self.weight == 0:
             return None
         model, found = _spanned(observation)
-        if not found or found[0].name == _head(model):
+        layers, head = dict(_layers(model)), _head(model)
+        counted = nn.Module if self.convolutions else nn.Linear
+        found = [span for span in found if span.name != head and isinstance(layers[span.name], counted)]
+        if not found:
             return None
         by_name = {span.name: span for span in found}
         network = replay.network

@@ -218,8 +218,8 @@ def strongest(
             for color.
         deep_tv: With rising weights, the weight of the variation of lightness, and a third of that of color; a last
             phase has two thirds of both.
-        span: With flat weights, the weight of the spans of layers' inputs.
-        deep_span: The same with rising weights, after the first phase.
+        span: With flat weights, the weight of the spans of linear layers' inputs.
+        deep_span: With rising weights, after the first phase, the weight of the spans of all layers' inputs.
         smoothing: With rising weights, the width of the gradients' blur at the start, as a share of the image's side.
         bn: Weight of the BatchNorm prior.
         bn_source: Whose statistics the prior trusts.
@@ -244,7 +244,8 @@ def strongest(
     """
     statistics = BatchNormStatistics(weight=bn, source=bn_source)
     colors = ColorVariation(weight=tv, lightness=FLAT_LIGHTNESS, chroma=FLAT_CHROMA)
-    flat = Candidate(weights=FLAT, priors=(colors, InputSpans(weight=span), statistics), rounds_rate=rollout_rate)
+    linear = InputSpans(weight=span, convolutions=False)
+    flat = Candidate(weights=FLAT, priors=(colors, linear, statistics), rounds_rate=rollout_rate)
     variation, spans = ColorVariation(weight=deep_tv), InputSpans(weight=deep_span)
     rising = Candidate(
         weights=RISING,
