@@ -1,10 +1,11 @@
 """Our own composite: the worst case that an auditor should report. What each part gave is in docs/strongest.md.
 
 First the mean gradient at the path's midpoint, which is cheap and soon good, tried with several layer weights; what
-explains the update better is kept. Where the path is so long that a coarse rollout would lead away from the truth, one
-gradient at a learned point beside it, as in NL-SME. Then, in rounds, the cheapest replay that resolves the client's
-path as finely as the images so far explain the update: the midpoint while it does, then the whole path, rolled out from
-θ on the dummy images themselves in more and more macro-steps.
+explains the update better is kept. All along, images are pulled to where the layers' inputs lie in the spans that the
+update holds, which tells apart those that share a label. Where the path is so long that a coarse rollout would lead
+away from the truth, one gradient at a learned point beside it, as in NL-SME. Then, in rounds, the cheapest replay that
+resolves the client's path as finely as the images so far explain the update: the midpoint while it does, then the whole
+path, rolled out from θ on the dummy images themselves in more and more macro-steps.
 """
 
 from __future__ import annotations
