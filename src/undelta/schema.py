@@ -28,7 +28,7 @@ Number = TypeVar("Number", int, float)
 def parse(cls: type[T], values: object, *, where: str, error: type[UndeltaError]) -> T:
     """An instance of the dataclass ``cls`` from ``values``; unknown, missing or ill-typed keys are errors."""
     if not isinstance(values, Mapping):
-        raise error(f"{where}: expected a table of settings, got {_show(values)}")
+        raise error(f"{where}: expected a table of settings, got {show(values)}")
     assert is_dataclass(cls)  # noqa: S101
     known = {field.name: field for field in fields(cls) if field.init}
     check_keys(values, known, where=where, error=error)
@@ -136,7 +136,7 @@ def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) ->
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise error(f"{where}: expected a list, got {_show(value)}")
+            raise error(f"{where}: expected a list, got {show(value)}")
         if arguments[-1] is not Ellipsis and len(value) != len(arguments):
             raise error(f"{where}: expected {len(arguments)} entries, got {len(value)}")
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
@@ -146,7 +146,7 @@ def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) ->
         )
     if origin in (dict, Mapping) or (origin is not None and issubclass(origin, Mapping)):
         if not isinstance(value, Mapping):
-            raise error(f"{where}: expected a table, got {_show(value)}")
+            raise error(f"{where}: expected a table, got {show(value)}")
         if arguments[1] is Any:
             return dict(value)
         return {key: _convert(arguments[1], item, f"{where}: {key}", error) for key, item in value.items()}
@@ -159,7 +159,7 @@ def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) ->
         except OverflowError:
             raise error(f"{where}: expected a number, got one too large") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise error(f"{where}: expected {_NAMES.get(hint, hint.__name__)}, got {_show(value)}")
+        raise error(f"{where}: expected {_NAMES.get(hint, hint.__name__)}, got {show(value)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise error(f"{where}: expected a finite number, got {value}")
     return value
@@ -168,7 +168,8 @@ def _convert(hint: Any, value: object, where: str, error: type[UndeltaError]) ->
 _NAMES: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
-def _show(value: object) -> str:
+def show(value: object) -> str:
+    """A value from outside in a complaint, which stays short however long it is."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -218,6 +218,13 @@ def test_a_mistake_is_one_line_that_names_the_key_and_the_choices(
         assert expected in message
 
 
+@pytest.mark.parametrize("vary", ["epochs = 'LONG'", "epochs = ['LONG']"])
+def test_a_long_value_is_not_repeated_in_full(tmp_path: Path, vary: str) -> None:
+    message = complaint(tmp_path, BASE + "[vary]\n" + vary.replace("LONG", "x" * 5000) + "\n" + ATTACK)
+    assert "epochs" in message
+    assert len(message) < 500
+
+
 def test_a_scenario_alone_is_told_what_an_audit_needs(tmp_path: Path) -> None:
     assert "an audit has them below [scenario]" in complaint(tmp_path, 'data = "faces"\nnum_samples = 2\n')
 

@@ -18,9 +18,9 @@ from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, DataError, NoRoom
 from undelta.files import load_json, read_tensors, to_json
 from undelta.trials import directory as store_module
-from undelta.trials.directory import RunDirectory
+from undelta.trials.directory import Contents, RunDirectory
 from undelta.trials.leases import Lease, LeaseLost, Leases
-from undelta.trials.record import Record
+from undelta.trials.record import SCHEMA, Record
 from undelta.trials.tasks import serve
 from undelta.trials.trial import Trial
 from undelta.trials.worker import Trials, attempt
@@ -396,12 +396,24 @@ def test_a_trial_in_another_trials_folder_is_refused(store: RunDirectory) -> Non
         store.trial(ONE.key)
 
 
-def test_a_record_with_another_key_however_long_is_one_short_complaint(store: RunDirectory) -> None:
+def test_a_record_with_another_key_or_schema_however_long_is_one_short_complaint(store: RunDirectory) -> None:
     serve(job(store, ONE))
     path = store.folder(ONE.key) / "record.json"
-    path.write_text(path.read_text().replace(ONE.key, "x" * 5000))
-    with pytest.raises(DataError, match="its folder is called") as complaint:
-        store.record(ONE.key)
+    sound = path.read_text()
+    for old, new, words in (
+        (ONE.key, "x" * 5000, "its folder is called"),
+        (f'"schema": {SCHEMA}', f'"schema": "{"x" * 5000}"', "expected a record of schema"),
+    ):
+        assert old in sound
+        path.write_text(sound.replace(old, new))
+        with pytest.raises(DataError, match=words) as complaint:
+            store.record(ONE.key)
+        assert len(str(complaint.value)) < 500
+
+
+def test_contents_with_another_key_however_long_are_one_short_complaint() -> None:
+    with pytest.raises(DataError, match="16 hex digits") as complaint:
+        Contents(title="", keys=("x" * 5000,))
     assert len(str(complaint.value)) < 500
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from undelta.errors import ConfigError, DataError
 from undelta.files import FORMAT, load_json, make_folder, sweep, to_json, write_bytes, write_tensors
-from undelta.schema import read_json
+from undelta.schema import read_json, show
 from undelta.trials.diagnosis import DEFAULT, Thresholds
 from undelta.trials.leases import Leases
 from undelta.trials.record import FAILED, INTERRUPTED, Record, from_json
@@ -64,7 +64,7 @@ class Contents:
     def __post_init__(self) -> None:
         wrong = [key for key in self.keys if not _KEY.fullmatch(key)]
         if wrong or len(set(self.keys)) < len(self.keys):
-            raise DataError(f"expected keys of 16 hex digits, each once, got {wrong or list(self.keys)}")
+            raise DataError(f"expected keys of 16 hex digits, each once, got {show(wrong or list(self.keys))}")
 
 
 class RunDirectory:

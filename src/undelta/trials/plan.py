@@ -18,7 +18,7 @@ from undelta.client.scenario import Scenario
 from undelta.errors import ConfigError, UndeltaError
 from undelta.models.sketch import sketched
 from undelta.observation import ImageSpec
-from undelta.schema import check_keys, parse, take_name
+from undelta.schema import check_keys, parse, show, take_name
 from undelta.trials.config import make_attack, read_toml
 from undelta.trials.diagnosis import Thresholds
 from undelta.trials.record import UNDEFENDED
@@ -132,7 +132,7 @@ def make_plan(text: str, values: Table, *, where: str) -> Plan:
     scenarios, defenses, recorded = _scenarios(file, where), _defenses(file, where), list(_recorded(file, where))
     _check_once([name for name, _ in (*scenarios, *recorded)], f"{where}: scenarios")
     for (name, scenario_fields), (defense, defense_fields) in itertools.product(scenarios, defenses):
-        place = (f"{where}: scenario {name!r}" if name else f"{where}: [scenario]") + (
+        place = (f"{where}: scenario {show(name)}" if name else f"{where}: [scenario]") + (
             "" if defense == UNDEFENDED else f" with defense {defense!r}"
         )
         scenario = parse(Scenario, {**scenario_fields, **defense_fields}, where=place, error=ConfigError)
@@ -185,7 +185,7 @@ def _scenarios(file: AuditFile, where: str) -> list[tuple[str, dict[str, Any]]]:
     scenarios = []
     for key, values in _known(file.vary, f"{where}: [vary]").items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"{where}: [vary]: {key}: expected a list of values, got {values!r}")
+            raise ConfigError(f"{where}: [vary]: {key}: expected a list of values, got {show(values)}")
     if math.prod(map(len, file.vary.values())) > MOST_SCENARIOS:
         raise ConfigError(f"{where}: [vary]: expected at most {MOST_SCENARIOS:,} combinations; vary less at a time")
     if file.vary:

@@ -30,7 +30,7 @@ from undelta.evaluation.floor import Floor
 from undelta.evaluation.score import ImageScore, Score
 from undelta.observation import Observation
 from undelta.observation.file import digest_of
-from undelta.schema import parse
+from undelta.schema import parse, show
 
 SCHEMA = 3
 UNDEFENDED = "none"
@@ -236,8 +236,8 @@ def from_json(values: object, where: str) -> Record:
     found = values.get("schema") if isinstance(values, dict) else None
     if found != SCHEMA:
         raise DataError(
-            f"{where}: expected a record of schema {SCHEMA}, got {found!r}; if another version of undelta wrote it, "
-            "choose another --out"
+            f"{where}: expected a record of schema {SCHEMA}, got {show(found)}; "
+            "if another version of undelta wrote it, choose another --out"
         )
     record = parse(Record, values, where=where, error=DataError)
     check_scenario(record.scenario, where)

@@ -94,7 +94,7 @@ def read_picture(path: Path | BinaryIO, side: int) -> Tensor:
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         limit = Image.MAX_IMAGE_PIXELS
         raise DataError(f"{str(path)!r} has more than {limit} pixels; shrink or remove it.") from error
-    except (OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, struct.error) as error:
+    except (OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, struct.error, MemoryError) as error:
         # Pillow's decoders let all of these through on damaged files.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"cannot read the picture {str(path)!r}: {reason}; repair or remove it.") from error
