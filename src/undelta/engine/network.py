@@ -16,6 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from undelta.engine import ranks
 from undelta.engine.agreement import agrees, give_back, near
+from undelta.engine.allocator import keep_freed_memory
 from undelta.engine.losses import derivatives_of
 from undelta.engine.moments import Part, Slope, centered_and_squares
 from undelta.engine.norms import ONE_VALUE
@@ -70,6 +71,7 @@ class Network:
     """
 
     def __init__(self, model: nn.Module, training: LocalTraining, known: Known | None = None) -> None:
+        keep_freed_memory()
         self.model = _sharing(model)
         self.model.train(training.norm_mode == "train")
         for module in self.model.modules():
