@@ -27,7 +27,8 @@ from torch import Tensor
 
 from undelta import Scenario, disclose, strongest
 from undelta.attacker.replays import spanned_update
-from undelta.attacker.span import Span, _inputs, _leading, _model, _rows
+from undelta.attacker.span import Span, _inputs, _model, _rows
+from undelta.attacker.spiked import leading
 from undelta.client.private import Private
 from undelta.files import write_bytes
 from undelta.studies.bench.cases import load_benchmark
@@ -75,7 +76,7 @@ def shares(name: str, scenario: Scenario) -> Iterator[dict[str, Any]]:
         matrix = update[f"{layer}.weight"]
         ranks = {min(times * observation.num_samples, *matrix.shape) for times in (1, 2, 4)}
         for rank in sorted(ranks):
-            span = Span(name=layer, directions=_leading(matrix, rank))
+            span = Span(name=layer, directions=leading(matrix, rank).directions)
             means = {kind: float(span.outside(seen[layer]).mean()) for kind, seen in rows.items()}
             yield {"client": name, "layer": layer, "inputs": observation.num_samples, "directions": rank, **means}
 

@@ -16,9 +16,9 @@ from undelta.attacker.replay import prepare
 from undelta.attacker.replays import OneStep
 from undelta.attacker.span import (
     DRIFT,
+    SMALLEST,
     InputSpans,
     _inputs,
-    _leading,
     _model,
     _rows,
     contains,
@@ -26,12 +26,14 @@ from undelta.attacker.span import (
     rows_of,
     spans,
 )
+from undelta.attacker.spiked import Leading, leading
 from undelta.client.disclose import disclose
 from undelta.client.scenario import Scenario
 from undelta.engine import MEMORY
 from undelta.errors import MissingKnowledge
 from undelta.observation import Observation
 from undelta.seeding import stream
+from undelta.studies.bench.cases import load_benchmark
 
 SCENARIO = Scenario(data="digits", num_samples=4, epochs=5, batches=2, learning_rate=0.01)
 
@@ -109,7 +111,7 @@ def test_a_span_has_room_for_inputs_that_change() -> None:
     _, span = spans(observation, observation.model(), private.images)
     assert len(span.directions) == DRIFT * 4  # fc1, of four images
     matrix = observation.received["fc1.weight"] - observation.initial["fc1.weight"]
-    narrow = replace(span, directions=_leading(matrix, 4))
+    narrow = replace(span, directions=leading(matrix, 4).directions)
     with torch.no_grad():
         rows = dict(_rows(_model(observation), _inputs(observation, private.images)))["fc1"]
     assert float(span.outside(rows).mean()) < 0.5 * float(narrow.outside(rows).mean())
@@ -178,12 +180,41 @@ def test_the_spans_are_silent_where_there_are_none(changes: dict[str, Any]) -> N
     assert prior(replace(SCENARIO, **changes))[0] is None
 
 
-@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (9, 9)])
-def test_leading_directions_are_those_of_the_singular_value_decomposition(shape: tuple[int, int]) -> None:
-    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-    expected = torch.linalg.svd(matrix, full_matrices=False).Vh[:3]
-    found = _leading(matrix, 3)
-    torch.testing.assert_close(found.T @ found, expected.T @ expected, rtol=0, atol=1e-5)
+def noisy_update() -> tuple[Observation, Tensor, Tensor]:
+    """What a server sees of an update behind Gaussian noise, the private images, and others."""
+    scenario = replace(load_benchmark().cases["noise"].scenario, data="patches")
+    private = scenario.draw(50)
+    return disclose(private, scenario, seed=50), private.images, scenario.draw_held_out(50, 8).images
+
+
+def test_behind_noise_private_images_are_explained_as_far_as_noise_lets_them() -> None:
+    observation, private, others = noisy_update()
+    model = _model(observation)
+    (found,) = spans(observation, model, private)
+    assert found.trust is not None
+    assert len(found.trust) <= 2 * len(private)  # of the sixteen directions that are looked at, most are noise's
+    (rows,), (strange,) = (
+        [rows for name, rows in _rows(model, _inputs(observation, images)) if name == found.name]
+        for images in (private, others)
+    )
+    outside, left = found.outside(rows), found.unexplained(rows)
+    hidden = 1 - (rows @ found.directions.T).square().sum((1, 2)) / (
+        ((rows @ found.directions.T).square() / found.trust).sum((1, 2))
+    )
+    # The turned span holds less of the private inputs than there is, and what is missing is about what was foretold.
+    assert outside.mean() > 100 * SMALLEST
+    torch.testing.assert_close(outside, hidden, rtol=0, atol=0.004)
+    assert left.mean() < found.unexplained(strange).mean() / 10
+
+
+def test_images_are_pulled_no_further_into_a_noisy_span_than_the_private_ones_are() -> None:
+    observation, private, _ = noisy_update()
+    model = _model(observation)
+    (found,) = spans(observation, model, private)
+    (rows,) = [rows for name, rows in _rows(model, _inputs(observation, private)) if name == found.name]
+    held = (rows @ found.directions.T @ found.directions).requires_grad_()  # all of it in the turned span
+    torch.testing.assert_close(torch.autograd.grad(found.unexplained(held).sum(), held)[0], torch.zeros_like(held))
+    assert replace(found, trust=None).unexplained(rows).min() > 100 * SMALLEST
 
 
 def test_a_mean_by_parts_is_that_of_the_whole_with_its_gradient() -> None:
@@ -208,18 +239,18 @@ def test_the_spans_keep_to_the_memory_limit_and_are_found_once(monkeypatch: pyte
     scenario = Scenario(data="patches", num_samples=4, epochs=1, batches=1)
     observation = disclose(scenario.draw(seed=0), scenario, seed=0)
     sizes, solved = list[int](), list[int]()
-    rows, leading = span._rows, span._leading
+    rows, solve = span._rows, leading
 
     def counted(model: nn.Module, inputs: Tensor, *names: Any) -> Any:
         sizes.append(len(inputs))
         return rows(model, inputs, *names)
 
-    def solving(matrix: Tensor, rank: int) -> Tensor:
+    def solving(matrix: Tensor, rank: int) -> Leading:
         solved.append(rank)
-        return leading(matrix, rank)
+        return solve(matrix, rank)
 
     monkeypatch.setattr(span, "_rows", counted)
-    monkeypatch.setattr(span, "_leading", solving)
+    monkeypatch.setattr(span, "leading", solving)
     replay = OneStep()(observation, torch.Generator())
     images = torch.rand(4, *observation.image.shape)
     whole = InputSpans(weight=0.5)(observation, replay)

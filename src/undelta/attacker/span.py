@@ -22,6 +22,7 @@ from undelta.attacker.priors import Penalty, batch_norm_targets
 from undelta.attacker.remember import remembered
 from undelta.attacker.replay import Replay
 from undelta.attacker.replays import observed_update, spanned_update
+from undelta.attacker.spiked import leading
 from undelta.errors import MissingKnowledge
 from undelta.observation import Observation
 from undelta.updates import along
@@ -41,12 +42,30 @@ class Span:
     directions: Tensor
     positions: int = 1
     """How many of them one image has."""
+    trust: Tensor | None = None
+    """How much of each direction is true where the update has noise in it, (rank,); None: all of it."""
 
     def outside(self, rows: Tensor) -> Tensor:
         """The share of each image's inputs (n, positions, width), by energy, that the span does not hold, (n,)."""
-        held = (rows @ self.directions.T).square().sum((1, 2))
-        whole = rows.square().sum((1, 2)).clamp_min(TINY)
-        return (1 - held / whole).clamp_min(TINY)
+        held, whole = self._energies(rows)
+        return (1 - held.sum(1) / whole).clamp_min(TINY)
+
+    def unexplained(self, rows: Tensor) -> Tensor:
+        """The share that the span would not hold without noise, plus what noise hides of inputs like these, (n,).
+
+        Noise turns the span, so that even the private inputs stick out of it, and pulling others further in than those
+        fits noise. Of an input along a true direction the turned one sees cos² of the energy.
+        """
+        held, whole = self._energies(rows)
+        if self.trust is None:
+            return 1 - held.sum(1) / whole
+        meant = (held / self.trust).sum(1)
+        hidden = 1 - held.sum(1) / meant.clamp_min(TINY)
+        return (1 - meant / whole).clamp_min(0) + hidden.detach().clamp_min(0)
+
+    def _energies(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each image's inputs along each direction, (n, rank), and in all, (n,)."""
+        return (rows @ self.directions.T).square().sum(1), rows.square().sum((1, 2)).clamp_min(TINY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +161,7 @@ class InputSpans:
         needed = 2 * observation.dtype.itemsize * (network.activations(observation.image.shape) + _held(found))
 
         def mean_log(images: Tensor) -> Tensor:
-            shares = [by_name[name].outside(rows) for name, rows in _rows(model, images, by_name)]
+            shares = [by_name[name].unexplained(rows) for name, rows in _rows(model, images, by_name)]
             return torch.stack(shares).clamp_min(SMALLEST).log().mean()
 
         def penalty(images: Tensor, labels: Tensor) -> Tensor:
@@ -201,20 +220,11 @@ def spans(observation: Observation, model: nn.Module, images: Tensor) -> list[Sp
         if inputs > FILL * min(matrix.shape):
             continue
         rank = min(DRIFT * inputs, matrix.shape[0], int(FILL * matrix.shape[1]))
-        found.append(Span(name=name, directions=_leading(matrix, rank), positions=positions[name]))
+        directions, trust = leading(matrix, rank)
+        if len(directions):
+            found.append(Span(name=name, directions=directions, positions=positions[name], trust=trust))
     head = _head(model)
     return [span for span in found if span.name != head] or found
-
-
-def _leading(matrix: Tensor, rank: int) -> Tensor:
-    """The leading right singular vectors of a matrix, (rank, width), without the cost of all of them."""
-    exact = matrix.double()  # the products below square what rounding does
-    if matrix.shape[0] > matrix.shape[1]:
-        directions: Tensor = torch.linalg.eigh(exact.T @ exact).eigenvectors[:, -rank:]
-    else:
-        left: Tensor = torch.linalg.eigh(exact @ exact.T).eigenvectors[:, -rank:]
-        directions = torch.linalg.qr(exact.T @ left).Q
-    return directions.T.to(matrix.dtype)
 
 
 def _model(observation: Observation) -> nn.Module:
