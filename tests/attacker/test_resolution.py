@@ -35,7 +35,9 @@ def test_the_replay_is_as_fine_as_what_the_images_leave_unexplained(rate: float,
     parts: list[ReplayPart] = [OneStep(position=0.5), *(CoarseRollout(steps=count) for count in MACRO_STEPS)]
     updates = [part(observation, stream("test"))(inputs, guess.labels).update for part in parts]
     gaps = [mismatch(one, two) for one, two in pairwise(updates)]
-    chosen = parts.index(resolving(observation, guess, parts[0]))
+    now, later = resolving(observation, guess, parts[0], left=0.1)
+    assert (later, later) == resolving(observation, replace(guess, mismatch=0.1 * reached), parts[0])
+    chosen = parts.index(now)
     assert chosen == len(parts) - 1 or gaps[chosen] <= RESOLVED * reached
     assert all(gap > RESOLVED * reached for gap in gaps[:chosen])
 
@@ -43,14 +45,14 @@ def test_the_replay_is_as_fine_as_what_the_images_leave_unexplained(rate: float,
 def test_a_replay_is_never_chosen_rougher_than_before() -> None:
     observation = disclose(SCENARIO.draw(0), replace(SCENARIO, epochs=20))
     guess = replace(strongest(steps=3).midpoint(observation), mismatch=1.0)
-    assert resolving(observation, guess, CoarseRollout(steps=10)) == CoarseRollout(steps=10)
+    assert resolving(observation, guess, CoarseRollout(steps=10))[0] == CoarseRollout(steps=10)
 
 
 def test_a_path_of_few_full_batch_steps_is_not_cut_finer_than_it_was() -> None:
     scenario = replace(SCENARIO, epochs=3, batches=1, learning_rate=2.0)
     observation = disclose(scenario.draw(0), scenario)
     guess = replace(strongest(steps=3).midpoint(observation), mismatch=1e-9)
-    assert resolving(observation, guess, OneStep(position=0.5)) == CoarseRollout(steps=3)
+    assert resolving(observation, guess, OneStep(position=0.5)) == (CoarseRollout(steps=3), CoarseRollout(steps=3))
 
 
 @pytest.mark.parametrize(("scenario", "too_long"), [(SCENARIO, False), (LONG, True)], ids=["short", "long"])

@@ -94,8 +94,8 @@ def test_a_straight_path_needs_no_rollout_and_the_midpoint_takes_its_time(monkey
 
 
 def test_rounds_share_the_time_and_get_finer_as_the_mismatch_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = iter([CoarseRollout(steps=5), CoarseRollout(steps=10), CoarseRollout(steps=20), CoarseRollout(steps=20)])
-    monkeypatch.setattr(MODULE, "resolving", lambda *_: next(parts))
+    pairs = iter([(5, 10), (20, 20)])
+    monkeypatch.setattr(MODULE, "resolving", lambda *_, left: tuple(CoarseRollout(steps=one) for one in next(pairs)))
     observation = disclose(SCENARIO.draw(0), SCENARIO)
     result = strongest(steps=2, rollout_steps=16)(observation)
     # 2 x 2 iterations, then 40 gradients in steps of 5, then 40 in steps of 20.
@@ -107,7 +107,7 @@ LONG = replace(SCENARIO, learning_rate=8.0, epochs=20)
 
 def test_a_long_path_is_approached_on_a_learned_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "LEAST_CURVE", 4)
-    monkeypatch.setattr(MODULE, "resolving", lambda *_: CoarseRollout(steps=20))
+    monkeypatch.setattr(MODULE, "resolving", lambda *_, left: (CoarseRollout(steps=20),) * 2)
     observation = disclose(LONG.draw(0), LONG)
     methods = methods_of(observation, monkeypatch, weights="flat", rollout_steps=16)
     # Of 80 gradients 40 in 20 iterations on the curve, and 40 in 2 of 20 macro-steps each, which are small ones.

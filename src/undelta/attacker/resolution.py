@@ -32,21 +32,28 @@ OVERSHOT = 0.015  # of an update: what few and twice as many macro-steps disagre
 CONTRAST = 0.25  # a photograph's standard deviation around gray
 
 
-def resolving(observation: Observation, guess: Reconstruction, replay: ReplayPart, memory: int = MEMORY) -> ReplayPart:
+def resolving(
+    observation: Observation, guess: Reconstruction, replay: ReplayPart, memory: int = MEMORY, *, left: float = 1.0
+) -> tuple[ReplayPart, ReplayPart]:
     """The cheapest replay, from the given one on, that resolves the path of these images: a finer one agrees.
 
     It agrees if it changes the simulated update by less than a share of what the images leave unexplained: while those
     are far from the truth, a rough replay is as good as a fine one, and cheaper; the closer they are, the finer it must
-    be, or the attack fits the replay's own error.
+    be, or the attack fits the replay's own error. The second replay is the one for when only so much, ``left``, is
+    still unexplained.
     """
     most = observation.training.epochs * observation.training.batches
     parts = [replay, *_finer_than(replay, most)]
     # Lazily: the finest ones are seldom asked for.
     updates = (_simulated(observation, guess, part, memory)[0] for part in parts)
+    now = None
     for part, (rough, fine) in zip(parts[:-1], pairwise(updates), strict=True):
-        if mismatch(rough, fine) <= RESOLVED * guess.mismatch:
-            return part
-    return parts[-1]
+        change = mismatch(rough, fine)
+        if now is None and change <= RESOLVED * guess.mismatch:
+            now = part
+        if now is not None and change <= RESOLVED * guess.mismatch * left:
+            return now, part
+    return now or parts[-1], parts[-1]
 
 
 def _finer_than(replay: ReplayPart, most: int) -> Iterator[CoarseRollout]:

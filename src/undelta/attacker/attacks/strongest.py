@@ -173,10 +173,7 @@ class Composite:
             later = now
         else:
             last = CoarseRollout(steps=by.replay.steps) if isinstance(by.replay, LearnedLength) else by.replay
-            now, later = (
-                resolving(observation, replace(guess, mismatch=guess.mismatch * share), last, memory)
-                for share in (1, LATER)
-            )
+            now, later = resolving(observation, guess, last, memory, left=LATER)
         settled = now == later
         if learned and isinstance(now, CoarseRollout):
             now = LearnedLength(steps=now.steps, length=observation.path_length)
