@@ -62,6 +62,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "pi_sme": ("pi_sme", {"steps": 333}),
     "fedleak": ("fedleak", {"steps": 500}),
     "strongest": ("strongest", {}),
+    "strongest, in sme's time": ("strongest", {"rollout_steps": 120}),
     "strongest, quick": (
         "strongest",
         {"steps": 90, "rollout_steps": 15, "rollout_rate": 0.15, "macro_steps": 3, "weights": "flat"},
