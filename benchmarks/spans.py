@@ -2,9 +2,11 @@
 
     python benchmarks/spans.py --out docs/results/spans.json --seeds 50 51 52 53 54 55 56 57
     python benchmarks/spans.py --out docs/results/spans-held-out.json --only none now --seeds 60 61 62 63 64 65 66 67
+    python benchmarks/spans.py networks --out docs/results/spans-networks.json --seeds 70 71 72 73
     python benchmarks/spans.py shares --data cifar10-1000.npz --grey fashion-mnist-1000.npz --out SHARES.json
 
-Draws of the benchmark's scenarios that are not in the benchmark. ``shares`` evaluates, on three clients, the share of a
+Draws of the benchmark's scenarios that are not in the benchmark; ``networks``: other networks, and one that has been
+trained. ``shares`` evaluates, on three clients, the share of a
 layer's inputs outside of its update's leading directions: of the private images, of the mean of those that share a
 label, and of others. A run that was interrupted resumes.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,18 @@ from undelta.files import write_bytes
 from undelta.studies.bench.cases import load_benchmark
 
 BENCH = ("short", "noise", "pruned", "quantized", "aggregated")
+EIGHT = Scenario(data="patches", num_samples=8, epochs=5, batches=2, learning_rate=0.01)
+NETWORKS = {
+    "cnn": EIGHT,
+    "cnn, hidden 20": replace(EIGHT, model_arguments={"hidden": 20}),
+    "cnn, max pooling": replace(EIGHT, model_arguments={"pool": "max"}),
+    "cnn, GroupNorm": replace(EIGHT, model_arguments={"norm": "group"}),
+    "cnn, after ten rounds": replace(EIGHT, clients=4, participants=4, rounds=10),
+    "mlp": replace(EIGHT, model="mlp"),
+    "lenet": replace(EIGHT, model="lenet"),
+    "vgg11": replace(EIGHT, model="vgg11", model_arguments={"width": 32, "hidden": 256}, learning_rate=0.001),
+    "vit": replace(EIGHT, model="vit", learning_rate=0.001),
+}
 WEIGHTS = {"none": 0.0, "weight 0.001": 0.001, "now": 0.003, "weight 0.01": 0.01}
 SETTINGS: dict[str, Any] = {"steps": 50, "rollout_steps": 60}
 SEED = 100  # of the even rows, which no table reports
@@ -41,15 +56,16 @@ SEED = 100  # of the even rows, which no table reports
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["attack", "shares"], default="attack")
+    parser.add_argument("what", nargs="?", choices=["attack", "networks", "shares"], default="attack")
     parser.add_argument("--data", help="a .npz of color images, for shares")
     parser.add_argument("--grey", help="a .npz of grey images, likewise")
     parser.add_argument("--seeds", type=int, nargs="+", default=[])
     parser.add_argument("--only", nargs="+", choices=WEIGHTS, default=[*WEIGHTS])
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    if given.what == "attack":
+    if given.what != "shares":
         cases = {name: load_benchmark().cases[name].scenario for name in BENCH}
+        cases = NETWORKS if given.what == "networks" else cases
         attacks: dict[str, Any] = {name: strongest(**SETTINGS, span=WEIGHTS[name]) for name in given.only}
         print(table(compare(cases, attacks, given.seeds, given.out)))
         return

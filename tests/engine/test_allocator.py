@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from undelta.engine.allocator import keep_freed_memory
+from undelta.engine.allocator import USERS, keep_freed_memory
 
 KEPT = """
 import os, torch
@@ -21,7 +21,7 @@ assert resident() - before > 2**26
 tensors.clear()
 print(resident() - before)
 """
-USERS = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+SETTINGS = ("GLIBC_TUNABLES", *USERS)
 
 glibc = pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="another C library"
@@ -30,7 +30,7 @@ glibc = pytest.mark.skipif(
 
 @glibc
 def test_what_tensors_free_stays_with_the_process() -> None:
-    environment = {key: value for key, value in os.environ.items() if key not in USERS}
+    environment = {key: value for key, value in os.environ.items() if key not in SETTINGS}
     command = [sys.executable, "-c", KEPT]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) > 2**26
@@ -38,25 +38,34 @@ def test_what_tensors_free_stays_with_the_process() -> None:
 
 @glibc
 def test_it_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in USERS:
+    for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     assert keep_freed_memory.__wrapped__()
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1000"), ("MALLOC_TRIM_THRESHOLD_", "1000")]
+    ("name", "value"), [("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1000"), *((name, "1000") for name in USERS)]
 )
 def test_the_users_own_settings_stay(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     assert not keep_freed_memory.__wrapped__()
 
 
-def test_without_a_c_library_of_that_kind_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in USERS:
+class Other:
+    """Another C library."""
+
+
+@pytest.mark.parametrize("failure", [OSError, None], ids=["no handle", "not glibc"])
+def test_with_another_c_library_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch, failure: type[Exception] | None
+) -> None:
+    for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
 
-    def missing(name: str | None) -> ctypes.CDLL:
-        raise OSError("no such library")
+    def load(name: str | None) -> Other:
+        if failure:
+            raise failure("no such library")
+        return Other()
 
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(ctypes, "CDLL", load)
     assert not keep_freed_memory.__wrapped__()

@@ -39,8 +39,8 @@ def resolving(
 
     It agrees if it changes the simulated update by less than a share of what the images leave unexplained: while those
     are far from the truth, a rough replay is as good as a fine one, and cheaper; the closer they are, the finer it must
-    be, or the attack fits the replay's own error. The second replay is the one for when only so much, ``left``, is
-    still unexplained.
+    be, or the attack fits the replay's own error. The second replay is the one needed once the mismatch has fallen to
+    ``left`` times its present value.
     """
     most = observation.training.epochs * observation.training.batches
     parts = [replay, *_finer_than(replay, most)]
@@ -53,7 +53,7 @@ def resolving(
             now = part
         if now is not None and change <= RESOLVED * guess.mismatch * left:
             return now, part
-    return now or parts[-1], parts[-1]
+    return parts[-1] if now is None else now, parts[-1]
 
 
 def _finer_than(replay: ReplayPart, most: int) -> Iterator[CoarseRollout]:

@@ -54,17 +54,20 @@ class Span:
         """The share that the span would not hold without noise, plus what noise hides of inputs like these, (n,).
 
         Noise turns the span, so that even the private inputs stick out of it, and pulling others further in than those
-        fits noise. Of an input along a true direction the turned one sees cos² of the energy.
+        fits noise. Of an input along a true direction the turned one sees cos² of the energy, so what it sees is
+        divided by that. What noise hides has no gradient: it only keeps the logarithm from falling without end.
         """
         held, whole = self._energies(rows)
         if self.trust is None:
             return 1 - held.sum(1) / whole
-        meant = (held / self.trust).sum(1)
-        hidden = 1 - held.sum(1) / meant.clamp_min(TINY)
-        return (1 - meant / whole).clamp_min(0) + hidden.detach().clamp_min(0)
+        used = self.trust > 0
+        held = held[:, used]
+        meant = (held / self.trust[used]).sum(1)
+        hidden = (meant - held.sum(1)) / meant.clamp_min(TINY)
+        return (1 - meant / whole).clamp_min(0) + hidden.detach()
 
     def _energies(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each image's inputs along each direction, (n, rank), and in all, (n,)."""
+        """Energy of each image's inputs along each direction, (n, rank), and in total, (n,)."""
         return (rows @ self.directions.T).square().sum(1), rows.square().sum((1, 2)).clamp_min(TINY)
 
 
@@ -221,8 +224,7 @@ def spans(observation: Observation, model: nn.Module, images: Tensor) -> list[Sp
             continue
         rank = min(DRIFT * inputs, matrix.shape[0], int(FILL * matrix.shape[1]))
         directions, trust = leading(matrix, rank)
-        if len(directions):
-            found.append(Span(name=name, directions=directions, positions=positions[name], trust=trust))
+        found.append(Span(name=name, directions=directions, positions=positions[name], trust=trust))
     head = _head(model)
     return [span for span in found if span.name != head] or found
 

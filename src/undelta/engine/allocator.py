@@ -1,8 +1,8 @@
 """The C library's allocator, told to keep what tensors free.
 
-By default glibc gives blocks of many megabytes back to the system as soon as they are freed, and has the next tensor of
-the same size faulted in again, page by page, and zeroed. An iteration allocates the same activations as the one before
-it, so up to a third of its time went into that (docs/performance.md). Peak memory is the same.
+glibc gives memory at the heap's end back to the system when enough of it is free, and the next tensors there are
+faulted in again, page by page, and zeroed. An iteration allocates the same activations as the one before it, so up to a
+quarter of its time went into that (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from functools import cache
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT = 2**31 - 1  # bytes at the heap's end; the most that mallopt takes
-MAPPED = 2**25  # bytes of a block from which on it is mapped by itself; the most that glibc takes
+MAPPED = 2**25  # bytes at or above which a block is mapped by itself; the most that glibc takes
+USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Keep it from now on, in the whole process; whether that could be asked for.
+    """Make glibc keep freed memory for the rest of the process; return whether it agreed.
 
-    Not where the user has settings of their own for the allocator, nor with another C library than glibc.
+    It is not asked where the user has settings of their own for the allocator.
     """
-    settled = "MALLOC_TRIM_THRESHOLD_" in os.environ or "MALLOC_MMAP_THRESHOLD_" in os.environ
-    if settled or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    if any(name in os.environ for name in USERS) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     try:
         library = ctypes.CDLL(None)
