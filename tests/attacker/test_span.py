@@ -28,6 +28,7 @@ from undelta.attacker.span import (
 )
 from undelta.attacker.spiked import Leading, leading
 from undelta.client.disclose import disclose
+from undelta.client.private import Private
 from undelta.client.scenario import Scenario
 from undelta.engine import MEMORY
 from undelta.errors import MissingKnowledge
@@ -182,7 +183,7 @@ def test_the_spans_are_silent_where_there_are_none(changes: dict[str, Any]) -> N
 
 def noisy_update() -> tuple[Observation, Tensor, Tensor]:
     """What a server sees of an update behind Gaussian noise, the private images, and others."""
-    scenario = replace(load_benchmark().cases["noise"].scenario, data="patches")
+    scenario = load_benchmark().cases["noise"].scenario
     private = scenario.draw(50)
     return disclose(private, scenario, seed=50), private.images, scenario.draw_held_out(50, 8).images
 
@@ -218,16 +219,30 @@ def test_private_images_are_pulled_less_into_a_span_that_noise_has_turned() -> N
     assert pulls[0] < 0.8 * pulls[1]
 
 
-def test_behind_too_much_noise_nothing_is_pulled_and_images_can_still_be_asked_for() -> None:
-    scenario = replace(load_benchmark().cases["noise"].scenario, data="patches")
-    scenario = replace(scenario, defenses=({"defense": "noise", "scale": 0.1},))
-    private, others = scenario.draw(50).images, scenario.draw_held_out(50, 8).images
-    observation = disclose(scenario.draw(50), scenario, seed=50)
-    found, rows = first_rows(observation, private)
+def behind_noise(scale: float) -> tuple[Scenario, Private, Observation]:
+    """A client of the benchmark's behind as much noise as is said."""
+    scenario = replace(load_benchmark().cases["noise"].scenario, defenses=({"defense": "noise", "scale": scale},))
+    private = scenario.draw(50)
+    return scenario, private, disclose(private, scenario, seed=50)
+
+
+@pytest.mark.parametrize(("scale", "pulls"), [(1e-5, True), (0.002, False), (0.1, False)])
+def test_images_are_pulled_only_where_noise_leaves_a_direction_for_each(scale: float, pulls: bool) -> None:
+    _, private, observation = behind_noise(scale)
+    found, _ = first_rows(observation, private.images)
+    assert found.trust is None or ((found.trust > 0).sum() >= len(private.images)) == pulls
+    replay = OneStep()(observation, torch.Generator())
+    assert (InputSpans(weight=1.0, convolutions=False)(observation, replay) is not None) == pulls
+
+
+def test_behind_much_noise_images_can_still_be_asked_for() -> None:
+    scenario, private, observation = behind_noise(0.1)
+    found, rows = first_rows(observation, private.images)
     assert found.trust is not None
     assert not found.trust.any()
     torch.testing.assert_close(found.unexplained(rows), torch.ones(len(rows)))
-    assert len(contains(observation, private, others)) == len(private)
+    others = scenario.draw_held_out(50, 8).images
+    assert len(contains(observation, private.images, others)) == len(private.images)
 
 
 def test_without_noise_all_of_a_span_is_trusted() -> None:

@@ -155,6 +155,9 @@ class InputSpans:
         model, found = _spanned(observation)
         layers, head = dict(_layers(model)), _head(model)
         counted = nn.Module if self.convolutions else nn.Linear
+        # Of images whose directions are lost in noise, the others say too little.
+        images = observation.num_samples
+        found = [span for span in found if span.trust is None or (span.trust > 0).sum() >= images * span.positions]
         found = [span for span in found if span.name != head and isinstance(layers[span.name], counted)]
         if not found:
             return None
