@@ -70,3 +70,11 @@ def test_a_change_of_units_changes_no_trust() -> None:
     noisy = matrix + NOISE * torch.randn(60, 500, generator=draw(1))
     for scale in (1e-4, 1e4):
         torch.testing.assert_close(leading(noisy * scale, 5).trust, leading(noisy, 5).trust, rtol=1e-4, atol=1e-5)
+
+
+def test_many_signals_are_not_counted_among_the_noise() -> None:
+    """They leave it fewer singular values, the smallest of which is larger."""
+    matrix, true = spiked(100, 300, [3.0] * 45)
+    found, trust = leading(matrix + NOISE * torch.randn(100, 300, generator=draw(1)), 45)
+    assert trust is not None
+    torch.testing.assert_close(trust.mean(), (true @ found.T).square().sum(0).mean(), rtol=0, atol=0.03)
