@@ -66,6 +66,10 @@ class Span:
         hidden = (meant - held.sum(1)) / meant.clamp_min(TINY)
         return (1 - meant / whole).clamp_min(0) + hidden.detach()
 
+    def survives(self, images: int) -> bool:
+        """Whether noise leaves a direction for each input of so many images; the rest alone would say too little."""
+        return self.trust is None or int((self.trust > 0).sum()) >= images * self.positions
+
     def _energies(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Energy of each image's inputs along each direction, (n, rank), and in total, (n,)."""
         return (rows @ self.directions.T).square().sum(1), rows.square().sum((1, 2)).clamp_min(TINY)
@@ -142,7 +146,7 @@ class InputSpans:
     Unlike an update, inputs change continuously with the images, and the share is smaller at the truth than anywhere
     else by orders of magnitude, so its logarithm keeps pulling until the end. But it says little of fine detail: use it
     with a prior on that, and when the large shapes are there. It is silent without a layer that leaves directions free,
-    and where Adam's steps have no such spans.
+    behind noise that leaves too few of them, and where Adam's steps have no such spans.
     """
 
     weight: float
@@ -155,10 +159,8 @@ class InputSpans:
         model, found = _spanned(observation)
         layers, head = dict(_layers(model)), _head(model)
         counted = nn.Module if self.convolutions else nn.Linear
-        # Of images whose directions are lost in noise, the others say too little.
-        images = observation.num_samples
-        found = [span for span in found if span.trust is None or (span.trust > 0).sum() >= images * span.positions]
         found = [span for span in found if span.name != head and isinstance(layers[span.name], counted)]
+        found = [span for span in found if span.survives(observation.num_samples)]
         if not found:
             return None
         by_name = {span.name: span for span in found}
