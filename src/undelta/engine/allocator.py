@@ -1,8 +1,8 @@
 """The C library's allocator, told to keep what tensors free.
 
 glibc gives memory at the heap's end back to the system when enough of it is free, and the next tensors there are
-faulted in again, page by page, and zeroed. An iteration allocates the same activations as the one before it, so up to a
-quarter of its time went into that (docs/performance.md).
+faulted in again, page by page, and zeroed. An iteration allocates the same activations as the one before it, and up to
+a fifth of its time went into that (docs/performance.md).
 """
 
 from __future__ import annotations
