@@ -35,6 +35,24 @@ def gains_of(
     return [gain for gain in found if gain]
 
 
+def counting(results: Results, rows: list[str], methods: Sequence[str]) -> tuple[list[str], str]:
+    """The cases in which these methods share enough seeds for a difference to count, and a sentence on the others.
+
+    All of the cases if there are no such, so that a finding shows what there is so far.
+    """
+    shared = {row: _shared(results, row, methods) for row in rows}
+    enough = [row for row in rows if shared[row] >= LEAST_SEEDS]
+    few = [results.here(row) for row in rows if 0 < shared[row] < LEAST_SEEDS]
+    if not enough:
+        return rows, ""
+    return enough, f" Left out, with fewer than {LEAST_SEEDS} seeds so far: {'; '.join(few)}." if few else ""
+
+
+def _shared(results: Results, row: str, methods: Sequence[str]) -> int:
+    """The number of seeds for which all of these methods have numbers."""
+    return len(set.intersection(*({record.seed for record in results.at(row, method).scored} for method in methods)))
+
+
 def judged(says: str, ahead: Sequence[bool], numbers: str, gains: Sequence[Advantage]) -> Finding:
     """A claim by the comparisons that it rests on: which of them came out as the paper says."""
     if not ahead or not gains:

@@ -16,7 +16,7 @@ from scipy.stats import mannwhitneyu
 
 from undelta.evaluation.measures import METRICS
 from undelta.studies.reproduce import published
-from undelta.studies.reproduce.finding import Finding, Outcome, comparisons, counted, gains_of, judged
+from undelta.studies.reproduce.finding import Finding, Outcome, comparisons, counted, counting, gains_of, judged
 from undelta.studies.reproduce.published import APPROXIMATION, AWA, GENG, LINEAR, PRINTED
 from undelta.studies.reproduce.reproductions import (
     ALL_EPOCHS,
@@ -89,6 +89,7 @@ def _best(results: Results, method: str) -> Finding:
     leads, words, all_gains = [], [], list[Advantage]()
     # A lead over those rivals that happen to have numbers, or over the only one that was run, would mean little.
     rows = [row for row in results.rows if all(results.at(row, rival).scored for rival in RIVALS)]
+    rows, left = counting(results, rows, (*RIVALS, method))
     for metric in PRINTED:
         gains = [
             [gain for rival in RIVALS for gain in gains_of(results, [row], method, rival, (metric,))] for row in rows
@@ -103,7 +104,7 @@ def _best(results: Results, method: str) -> Finding:
         extra = gains_of(results, rows, method, other, ("psnr",)) if other in results.methods else []
         if extra:
             numbers += f" Against {other}, {statistics.fmean(gain.mean for gain in extra):+.1f} dB."
-    return judged(says, leads, numbers, all_gains)
+    return judged(says, leads, numbers + left, all_gains)
 
 
 def _order(results: Results, ours: str) -> Finding:
@@ -111,6 +112,7 @@ def _order(results: Results, ours: str) -> Finding:
     rows = [row for row in results.rows if all(results.at(row, method).value("psnr") is not None for method in methods)]
     if not rows:
         return Finding(says=f"The order by PSNR is {ours} > AGIC, GENG > iDLG")
+    rows, left = counting(results, rows, methods)
     cells = {method: [results.at(row, method) for row in rows] for method in methods}
     known = cells if ours == AWA else {**cells, ours: [results.at(row, AWA) for row in rows]}
     printed = {name: statistics.fmean(one.figures.psnr for one in own if one.figures) for name, own in known.items()}
@@ -127,7 +129,7 @@ def _order(results: Results, ours: str) -> Finding:
     return Finding(
         says=f"The order by PSNR is {' > '.join(order)}",
         outcome=outcome,
-        numbers=f"Mean PSNR over {times(len(rows), 'scenario')}: {means} dB ({counted(cells[ours])}).",
+        numbers=f"Mean PSNR over {times(len(rows), 'scenario')}: {means} dB ({counted(cells[ours])}).{left}",
     )
 
 
@@ -135,9 +137,10 @@ def _scaling(results: Results) -> Finding:
     """Whether AWA still runs where rivals become too costly: their cost, and AWA's lead over the one that remains."""
     large = [row for row in results.rows if any(results.at(row, rival).reason for rival in RIVALS)]
     large = [row for row in large if results.at(row, AWA).trials]
-    gains = gains_of(results, large, AWA, GENG)
+    judges, left = counting(results, large, (AWA, GENG))
+    gains = gains_of(results, judges, AWA, GENG)
     ahead = [gain.sign > 0 for gain in gains]
-    numbers = f"Over GENG, the only rival there, AWA is ahead in {comparisons(ahead)}."
+    numbers = f"Over GENG, the only rival there, AWA is ahead in {comparisons(ahead)}.{left}"
     costs = []
     for rival in RIVALS:
         ratios = [_ratio(results.at(row, rival), results.at(row, AWA)) for row in results.rows if row not in large]
@@ -252,19 +255,21 @@ def _carrying(results: Results) -> Iterator[Finding]:
         (TUNED, results.rows[1:], "Q tuned once carries over to other scenarios"),
         (AWA, results.rows, "The paper's own Q, tuned for another network and other images, carries over to these"),
     ):
-        gains = {row: gains_of(results, [row], method, APPROXIMATION) for row in rows}
+        judges, left = counting(results, rows, (method, APPROXIMATION))
+        gains = {row: gains_of(results, [row], method, APPROXIMATION) for row in judges}
         words = [f"{results.here(row)}: {', '.join(map(_change, own))}" for row, own in gains.items() if own]
         found = [gain for own in gains.values() for gain in own]
-        yield judged(says, [gain.sign > 0 for gain in found], f"Against no weights at {'; '.join(words)}.", found)
+        yield judged(says, [gain.sign > 0 for gain in found], f"Against no weights at {'; '.join(words)}.{left}", found)
 
 
 def _ours(results: Results) -> Iterator[Finding]:
     """What the paper does not have: our own attack beside AWA."""
     if STRONGEST not in results.methods:
         return
-    gains = gains_of(results, results.rows, STRONGEST, AWA)
+    rows, left = counting(results, results.rows, (STRONGEST, AWA))
+    gains = gains_of(results, rows, STRONGEST, AWA)
     ahead = [gain.sign > 0 for gain in gains]
     decibels = [gain.mean for gain in gains if gain.metric == "psnr"]
     mean = f" {statistics.fmean(decibels):+.2f} dB in the mean." if decibels else ""
     says = "Not in the paper: our own attack, strongest, is better than AWA"
-    yield judged(says, ahead, f"Ahead in {comparisons(ahead)}.{mean}", gains)
+    yield judged(says, ahead, f"Ahead in {comparisons(ahead)}.{mean}{left}", gains)
