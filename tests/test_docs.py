@@ -48,6 +48,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prose_wraps_at_a_hundred_columns(page: Path) -> None:
+    """Outside of code, tables, pictures and titles, so that a change of one sentence is a change of a few lines."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    long = [line for line in prose.splitlines() if len(line) > 100 and not line.startswith(("|", "![", "#"))]
+    assert not long
+
+
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_python_snippets_run_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
