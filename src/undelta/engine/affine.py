@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from undelta.engine.ops import Back, Cell, Maybe, Parameters, aten, given
+from undelta.engine.products import linear, product, sum_of_products
 
 SMALL_INPUT = 4  # channels: up to here, an image's adjoint is faster by one matrix product
 TINY_MAP = 64  # pixels: below, a weight's gradient is faster by one matrix product
@@ -27,6 +28,14 @@ class _Affine:
     @abstractmethod
     def _apply(self, inputs: Tensor, weight: Tensor, bias: Maybe = None) -> Tensor:
         """W ∘ x + b."""
+
+    @abstractmethod
+    def _input_adjoint(self, inputs: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
+        """Σ Wᵀ δ over pairs of δ and W."""
+
+    @abstractmethod
+    def _weight_adjoint(self, delta: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+        """δ ⊗ x, summed over the samples."""
 
     def forward(self, cell: Cell, at: Parameters, *inputs: Tensor) -> Tensor:
         """W ∘ x + b."""
@@ -45,6 +54,36 @@ class _Affine:
             result = moved if result is None else result.add_(moved)
         return result
 
+    def _bias_adjoint(self, delta: Tensor) -> dict[str, Tensor]:
+        places = tuple(axis for axis in range(delta.dim()) if axis != 1)
+        return {} if self.bias is None else {self.bias: delta.sum(places)}
+
+    def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
+        """Wᵀ δ, and δ ⊗ x."""
+        (values,) = cell.saved
+        adjoint = self._input_adjoint(values, (delta, at[self.weight])) if inputs else None
+        if not parameters:
+            return Back((adjoint,), {})
+        gradient = self._weight_adjoint(delta, values, at[self.weight])
+        return Back((adjoint,), {self.weight: gradient, **self._bias_adjoint(delta)})
+
+    def backward_tangent(
+        self, cell: Cell, at: Parameters, mu: Parameters, delta_dot: Tensor, *, parameters: bool
+    ) -> Back:
+        """Wᵀ δ̇ + μᵀ δ, and δ̇ ⊗ x + δ ⊗ ẋ."""
+        (values,), delta = cell.saved, given(cell.delta)
+        pairs = [(delta_dot, at[self.weight])]
+        if self.weight in mu:
+            pairs.append((delta, mu[self.weight]))
+        adjoint = self._input_adjoint(values, *pairs)
+        if not parameters:
+            return Back((adjoint,), {})
+        pair = delta_dot, values
+        if cell.tangent is not None:  # both products as one over twice the samples
+            pair = torch.cat([delta_dot, delta]), torch.cat([values, cell.tangent])
+        gradient = self._weight_adjoint(*pair, at[self.weight])
+        return Back((adjoint,), {self.weight: gradient, **self._bias_adjoint(delta_dot)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution(_Affine):
@@ -59,7 +98,7 @@ class Convolution(_Affine):
         rows, columns = self._map(inputs, weight)
         if self.groups > 1 or rows * columns > DOT_MAP:
             return F.conv2d(inputs, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-        values = F.linear(self._patches(inputs, weight), weight.flatten(1), bias)  # (N · pixels, channels)
+        values = linear(self._patches(inputs, weight), weight.flatten(1), bias)  # (N · pixels, channels)
         return values.view(len(inputs), -1, len(weight)).transpose(1, 2).reshape(len(inputs), -1, rows, columns)
 
     def _map(self, inputs: Tensor, weight: Tensor) -> tuple[int, int]:
@@ -98,14 +137,11 @@ class Convolution(_Affine):
         return result[0], result[1]
 
     def _input_adjoint(self, inputs: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
-        """Σ Wᵀ δ over pairs of δ and W."""
         delta, weight = pairs[0]
         if self.groups == 1 and delta[0, 0].numel() <= DOT_MAP:
-            rows: Maybe = None
-            for delta, each in pairs:
-                deltas, matrix = delta.flatten(2).transpose(1, 2).reshape(-1, len(each)), each.flatten(1)
-                rows = deltas @ matrix if rows is None else rows.addmm_(deltas, matrix)
-            return self._fold(given(rows).view(len(inputs), -1, weight[0].numel()).transpose(1, 2), inputs, weight)
+            flat = [(delta.flatten(2).transpose(1, 2).reshape(-1, len(each)), each.flatten(1)) for delta, each in pairs]
+            rows = sum_of_products(flat)
+            return self._fold(rows.view(len(inputs), -1, weight[0].numel()).transpose(1, 2), inputs, weight)
         if self.groups > 1 or inputs.shape[1] > SMALL_INPUT:
             parts = [self._adjoint(delta, inputs, weight, (True, False))[0] for delta, weight in pairs]
             return parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
@@ -117,40 +153,10 @@ class Convolution(_Affine):
         return self._fold(given(columns), inputs, weight)
 
     def _weight_adjoint(self, delta: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
-        """δ ⊗ x, summed over the samples."""
         if self.groups > 1 or delta.shape[2] * delta.shape[3] >= TINY_MAP or weight.shape[1] <= SMALL_INPUT:
             return self._adjoint(delta, inputs, weight, (False, True))[1]
         left = delta.flatten(2).transpose(0, 1).reshape(delta.shape[1], -1)
-        return (left @ self._patches(inputs, weight)).view_as(weight)
-
-    def _bias_adjoint(self, delta: Tensor) -> dict[str, Tensor]:
-        return {} if self.bias is None else {self.bias: delta.sum((0, 2, 3))}
-
-    def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
-        """Wᵀ δ, and δ ⊗ x."""
-        (values,) = cell.saved
-        adjoint = self._input_adjoint(values, (delta, at[self.weight])) if inputs else None
-        if not parameters:
-            return Back((adjoint,), {})
-        gradient = self._weight_adjoint(delta, values, at[self.weight])
-        return Back((adjoint,), {self.weight: gradient, **self._bias_adjoint(delta)})
-
-    def backward_tangent(
-        self, cell: Cell, at: Parameters, mu: Parameters, delta_dot: Tensor, *, parameters: bool
-    ) -> Back:
-        """Wᵀ δ̇ + μᵀ δ, and δ̇ ⊗ x + δ ⊗ ẋ."""
-        (values,), delta = cell.saved, given(cell.delta)
-        pairs = [(delta_dot, at[self.weight])]
-        if self.weight in mu:
-            pairs.append((delta, mu[self.weight]))
-        adjoint = self._input_adjoint(values, *pairs)
-        if not parameters:
-            return Back((adjoint,), {})
-        pair = delta_dot, values
-        if cell.tangent is not None:  # both products as one over twice the samples
-            pair = torch.cat([delta_dot, delta]), torch.cat([values, cell.tangent])
-        gradient = self._weight_adjoint(*pair, at[self.weight])
-        return Back((adjoint,), {self.weight: gradient, **self._bias_adjoint(delta_dot)})
+        return product(left, self._patches(inputs, weight)).view_as(weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,30 +164,10 @@ class Dense(_Affine):
     """y = W x + b."""
 
     def _apply(self, inputs: Tensor, weight: Tensor, bias: Maybe = None) -> Tensor:
-        return F.linear(inputs, weight, bias)
+        return linear(inputs, weight, bias)
 
-    def _parameters(self, delta: Tensor, inputs: Tensor) -> dict[str, Tensor]:
-        gradients = {self.weight: delta.t() @ inputs}
-        if self.bias is not None:
-            gradients[self.bias] = delta.sum(0)
-        return gradients
+    def _input_adjoint(self, inputs: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
+        return sum_of_products(pairs)
 
-    def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
-        """Wᵀ δ, and δ xᵀ."""
-        adjoint = delta @ at[self.weight] if inputs else None
-        return Back((adjoint,), self._parameters(delta, cell.saved[0]) if parameters else {})
-
-    def backward_tangent(
-        self, cell: Cell, at: Parameters, mu: Parameters, delta_dot: Tensor, *, parameters: bool
-    ) -> Back:
-        """Wᵀ δ̇ + μᵀ δ, and δ̇ xᵀ + δ ẋᵀ."""
-        (values,), delta = cell.saved, given(cell.delta)
-        adjoint = delta_dot @ at[self.weight]
-        if self.weight in mu:
-            adjoint = adjoint.addmm_(delta, mu[self.weight])
-        if not parameters:
-            return Back((adjoint,), {})
-        gradients = self._parameters(delta_dot, values)
-        if cell.tangent is not None:
-            gradients[self.weight].addmm_(delta.t(), cell.tangent)
-        return Back((adjoint,), gradients)
+    def _weight_adjoint(self, delta: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+        return product(delta.t(), inputs)
