@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from workloads import alternating, write
+from workloads import Work, alternating, observe, ours, write
 
+from undelta.engine import products
 from undelta.engine.affine import Convolution
+from undelta.engine.allocator import keep_freed_memory
 from undelta.engine.moments import centered_and_squares
 from undelta.engine.norms import BatchNorm
 from undelta.engine.ops import Cell, aten
@@ -25,6 +28,24 @@ from undelta.engine.tracing import _tile_means
 
 CONVOLUTION = Convolution(weight="w", bias=None, stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
 NORM = BatchNorm(weight="w", bias="b", eps=1e-5)
+
+
+WORKS = (
+    Work("resnet18", 64, 8, "eval", batches=4, stem="imagenet"),
+    Work("resnet18", 64, 8, "eval", stem="imagenet"),
+    Work("cnn", 32, 50, batches=4),
+)
+
+
+def with_and_without(work: Work) -> tuple[Callable[[], object], Callable[[], object]]:
+    """One iteration with torch's own products of matrices, and with those that the engine chooses here."""
+    step = ours(observe(work))
+
+    def usual() -> None:
+        with patch.object(products, "mkl_is_behind", lambda: False):
+            step()
+
+    return usual, step
 
 
 def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
@@ -35,6 +56,7 @@ def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     tiny, tiny_delta, deep = torch.randn(8, 512, 4, 4), torch.randn(8, 512, 4, 4), torch.randn(512, 512, 3, 3)
     dots = torch.randn(2, 512, 2, 2)
     wide = torch.randn(64, 64, 3, 3)
+    rows, out, matrix = torch.randn(8, 4608), torch.randn(8, 512), deep.flatten(1)
     last = maps.contiguous(memory_format=torch.channels_last)
 
     def adjoint(inputs: torch.Tensor, given: torch.Tensor, kernel: torch.Tensor, mask: tuple[bool, bool]) -> object:
@@ -74,6 +96,15 @@ def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
             lambda: adjoint(dots, dots, deep, (True, False)),
             lambda: CONVOLUTION._input_adjoint(dots, (dots, deep)),
         ),
+        "8 inputs times a wide weight (mm)": (
+            lambda: F.linear(rows, matrix),
+            lambda: products.linear(rows, matrix),
+        ),
+        "a wide weight's gradient by 8 inputs (mm)": (
+            lambda: out.t() @ rows,
+            lambda: products.product(out.t(), rows),
+        ),
+        **{f"AWA's iteration, {work.name} (mm)": with_and_without(work) for work in WORKS},
         "not used: channels-last convolution": (
             lambda: F.conv2d(maps, wide, None, 1, 1),
             lambda: F.conv2d(last, wide, None, 1, 1),
@@ -98,16 +129,17 @@ def main() -> None:
         print(table(json.loads(options.out.read_text())["seconds"]))
         return
     torch.set_num_threads(1)
+    keep_freed_memory()
     cells: dict[str, tuple[list[float], list[float]]] = {}
-    for name, (usual, ours) in pairs().items():
+    for name, (usual, other) in pairs().items():
         cells[name] = ([], [])
-        for _, function in alternating({"usual": usual, "ours": ours}, 3):
+        for _, function in alternating({"usual": usual, "ours": other}, 3):
             function()
-        for place, function in alternating({"0": usual, "1": ours}, options.rounds):
+        for place, function in alternating({"0": usual, "1": other}, options.rounds):
             began = time.perf_counter()
             function()
             cells[name][int(place)].append(time.perf_counter() - began)
-    write(options.out, {"seconds": cells})
+    write(options.out, {"onednn": products.mkl_is_behind() and products.works(), "seconds": cells})
     print(table(cells))
 
 

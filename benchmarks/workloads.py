@@ -39,11 +39,13 @@ class Work(NamedTuple):
     batches: int = 1
     epochs: int = 2
     width: int = 64
+    stem: str | None = None  # of a ResNet; None: its own
 
     @property
     def name(self) -> str:
         norm = "" if self.model == "cnn" else f", BatchNorm {self.norm_mode}"
-        return f"{self.model} {self.side} px, N={self.samples}, B={self.batches}{norm}"
+        stem = f" ({self.stem} stem)" if self.stem else ""
+        return f"{self.model}{stem} {self.side} px, N={self.samples}, B={self.batches}{norm}"
 
 
 def observe(work: Work) -> Observation:
@@ -56,7 +58,7 @@ def observe(work: Work) -> Observation:
         image_size=work.side,
         num_samples=work.samples,
         model=work.model,
-        model_arguments={"width": work.width},
+        model_arguments={"width": work.width} | ({"stem": work.stem} if work.stem else {}),
         epochs=work.epochs,
         batches=work.batches,
         learning_rate=1e-4,
