@@ -20,7 +20,6 @@ import torch
 from workloads import Work, observe, ours, textbook, write
 
 from undelta.engine import Network
-from undelta.engine.room import HELD
 from undelta.trials.record import peak_memory_mb, reset_peak_memory
 
 COUNTS = (8, 16, 32, 64, 128)
@@ -39,7 +38,7 @@ def cell(name: str, samples: int, form: str) -> dict[str, Any]:
     before = peak_memory_mb()
     observation = observe((WORKS | LARGE)[name]._replace(samples=samples))
     network = Network(observation.model(), observation.training)
-    needed = HELD * 4 * network.activations(observation.image.shape)
+    needed = network.active(observation.image.shape)
     memory = CHUNK * needed if form == "chunked" else 2**40
     step = textbook(observation) if form == "textbook" else ours(observation, memory=memory)
     reset_peak_memory()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -12,6 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from undelta.attacker.attack import Run
 from undelta.engine import Moments, Network, Room, Step, rollout
+from undelta.engine.affine import Convolution, Dense
+from undelta.engine.ops import Cell, Fixed, Rectifier
+from undelta.engine.program import Node, Pool
 from undelta.errors import ConfigError
 from undelta.models import build
 from undelta.training import LocalTraining, NormMode
@@ -148,6 +151,36 @@ def test_room_follows_the_memory_limit() -> None:
     assert roomy.tapes > STEPS
     with pytest.raises(ConfigError, match="at least one byte"):
         Run(memory=0)
+
+
+def test_tapes_at_rest_are_counted_by_what_they_hold() -> None:
+    _, network, start, steps, _ = prepared("traced")
+    images, labels = steps[0].images, steps[0].labels
+    shape = (2, 8, 8)
+    tape = network.tape(start, images, labels)
+    assert isinstance(tape, Pool)
+    resting, active = network.resting(shape), network.active(shape)
+    assert tape.held / len(images) == pytest.approx(resting, rel=0.05)
+    assert resting < active / 2
+    network.memory = 5 * active + 15 * resting + 1  # one in use, and three at rest
+    assert Room.of(network, steps) == Room(chunk=5, tapes=4, points=1)
+    network.known.program = None
+    assert network.resting(shape) == active
+
+
+def test_a_tape_at_rest_keeps_no_adjoint_that_nothing_needs() -> None:
+    _, network, start, steps, cotangent = prepared("traced")
+    tape = network.tape(start, *steps[0][:2])
+    assert isinstance(tape, Pool)
+    kept = {type(node.operation): cell.delta is not None for node, cell in zip(*parts_of(tape), strict=True)}
+    assert kept == {Convolution: True, Dense: True, Rectifier: False, Fixed: False}
+    before = tape.held
+    tape.pull(cotangent, parameters=True)
+    assert tape.held > before  # tangents
+
+
+def parts_of(tape: Pool) -> tuple[Sequence[Node], Sequence[Cell]]:
+    return tape.program.nodes, tape.cells
 
 
 def test_a_layer_that_couples_samples_is_found_out_whatever_it_is() -> None:

@@ -60,7 +60,7 @@ class _Affine:
 
     def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
         """Wᵀ δ, and δ ⊗ x."""
-        (values,) = cell.saved
+        (values,), cell.delta = cell.saved, delta
         adjoint = self._input_adjoint(values, (delta, at[self.weight])) if inputs else None
         if not parameters:
             return Back((adjoint,), {})

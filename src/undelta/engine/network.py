@@ -27,6 +27,7 @@ from undelta.training import LocalTraining
 from undelta.updates import Update, inner
 
 MEMORY = 2**30  # bytes
+HELD = 4  # values that a tape holds per value that the network computes, about: values, adjoints, tangents
 FEW = 4  # images on which a trace is checked
 SMALL = (16, 32)  # or two that are cut to this side, if those will do
 ENOUGH = 16  # values over which a BatchNorm's statistics are those of no special case
@@ -60,6 +61,7 @@ class Known:
     checked: bool = False
     couples: bool | None = None
     activations: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    resting: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
 
 class Network:
@@ -179,6 +181,23 @@ class Network:
                     together, alone = (self.outputs(parameters, part) for part in (images[:2], images[:1]))
                 self.known.couples = not near(together[:1], alone)
         return self.known.couples
+
+    def resting(self, image_shape: tuple[int, int, int]) -> int:
+        """How many bytes a tape holds for one image until it is pulled; of autograd's, as many as while it is."""
+        if self.known.program is None:
+            return self.active(image_shape)
+        if image_shape not in self.known.resting:
+            parameter = next(self.model.parameters())
+            images = torch.zeros(2, *image_shape, dtype=parameter.dtype, device=parameter.device)
+            labels = torch.zeros(2, dtype=torch.long, device=parameter.device)
+            with torch.no_grad():
+                pool = Pool(self.known.program, self._derivatives, self._constants, self.start, images, labels)
+            self.known.resting[image_shape] = pool.held // 2
+        return self.known.resting[image_shape]
+
+    def active(self, image_shape: tuple[int, int, int]) -> int:
+        """How many bytes a tape holds for one image while it is made or pulled, about."""
+        return HELD * next(self.model.parameters()).element_size() * self.activations(image_shape)
 
     def activations(self, image_shape: tuple[int, int, int]) -> int:
         """How many values the modules put out for one image: what a tape of it has to hold, about."""

@@ -71,6 +71,7 @@ class BatchNorm(Norm):
 
     def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
         """γ P(δ)/s; Σ δ x̂ and Σ δ."""
+        cell.delta = delta
         normal, inverse = cell.saved[:2]
         mean, product = self._means(delta, normal)
         cell.saved = (*cell.saved[:4], mean, product)
@@ -156,6 +157,7 @@ class FixedNorm(Norm):
 
     def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
         """γ δ/s; Σ δ x̂ and Σ δ."""
+        cell.delta = delta
         adjoint = delta * _channels(_times(self._inverse(at), self._weight(at)), delta)
         if not parameters:
             return Back((adjoint,), {})

@@ -31,13 +31,19 @@ Maybe: TypeAlias = Tensor | None
 class Cell:
     """What one operation remembers of one mini-batch, from sweep to sweep."""
 
-    __slots__ = ("delta", "saved", "source", "tangent")
+    __slots__ = ("delta", "saved", "seen", "source", "tangent")
 
     def __init__(self) -> None:
         self.saved: tuple[Tensor, ...] = ()
-        self.delta: Maybe = None  # the adjoint of the output
+        self.delta: Maybe = None  # the adjoint of the output, where a later sweep needs it
+        self.seen = False  # whether the loss sees the output
         self.tangent: Maybe = None  # the tangent of the input; None is zero
         self.source: Slope | None = None  # of a BatchNorm: a prior's gradient by its input
+
+    @property
+    def values(self) -> list[Tensor]:
+        """All that it holds now."""
+        return [value for value in (*self.saved, self.delta, self.tangent) if value is not None]
 
 
 Given = TypeVar("Given")
@@ -117,6 +123,7 @@ class Smooth:
 
     def backward(self, cell: Cell, at: Parameters, delta: Tensor, *, inputs: bool, parameters: bool) -> Back:
         """The slope times δ: f' δ."""
+        cell.delta = delta
         return Back((self.slope(cell.saved[0]) * delta if inputs else None,), {})
 
     def tangent(self, cell: Cell, at: Parameters, mu: Parameters, *tangents: Maybe) -> Maybe:

@@ -81,11 +81,12 @@ class Pool:
         gradient: Update = {}
         for index in reversed(range(len(self.cells))):
             (operation, inputs), cell = self.program.nodes[index], self.cells[index]
-            cell.delta = adjoints.pop(index + 1, None)
-            if cell.delta is None:
+            delta = adjoints.pop(index + 1, None)
+            if delta is None:
                 continue  # nothing that the loss sees
+            cell.seen = True
             deep = any(place > 0 for place in inputs)
-            back = operation.backward(cell, self.at, cell.delta, inputs=deep, parameters=wanted)
+            back = operation.backward(cell, self.at, delta, inputs=deep, parameters=wanted)
             _accumulate(adjoints, inputs, back.inputs)
             self._collect(gradient, back.parameters)
         return self._complete(gradient) if wanted else {}
@@ -122,7 +123,7 @@ class Pool:
         tangents: dict[int, Tensor] = {} if images is None else {0: images}
         dying = _last_uses(self.program)
         for index, ((operation, inputs), cell) in enumerate(zip(self.program.nodes, self.cells, strict=True)):
-            if cell.delta is None:
+            if not cell.seen:
                 continue
             tangent = operation.tangent(cell, self.at, mu, *[tangents.get(place) for place in inputs])
             if tangent is not None:
@@ -137,11 +138,18 @@ class Pool:
         for index in reversed(range(len(self.cells))):
             (operation, inputs), cell = self.program.nodes[index], self.cells[index]
             delta_dot = adjoints.pop(index + 1, None)
-            if delta_dot is not None and cell.delta is not None:
+            if delta_dot is not None and cell.seen:
                 back = operation.backward_tangent(cell, self.at, mu, delta_dot, parameters=parameters)
                 _accumulate(adjoints, inputs, back.inputs)
                 self._collect(gradient, back.parameters)
         return gradient
+
+    @property
+    def held(self) -> int:
+        """The bytes that the cells hold, beside parameters and constants."""
+        others = {value.untyped_storage().data_ptr() for value in self.at.values()}
+        storages = [value.untyped_storage() for cell in self.cells for value in cell.values]
+        return sum({one.data_ptr(): one.nbytes() for one in storages if one.data_ptr() not in others}.values())
 
     def moments(self) -> dict[str, Part]:
         parts = {}

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from undelta.engine.network import Network
 
-HELD = 4  # values that a tape holds per value that the network computes, about: values, adjoints, tangents
-
 
 class Step(NamedTuple):
     """One step: a mini-batch and its learning rate."""
@@ -45,12 +43,14 @@ class Room:
         limit = int(network.memory * share)
         images = max((step.images for step in steps), key=len)
         size, channels, height, width = images.shape
-        needed = HELD * images.element_size() * network.activations((channels, height, width))
-        samples = max(1, limit // max(1, needed))
-        chunk = size if network.couples(images) else min(size, samples)
+        shape = channels, height, width
+        active = max(1, network.active(shape))
+        chunk = size if network.couples(images) else max(1, min(size, limit // active))
+        # All tapes but the one in use are at rest.
+        resting = max(0, limit - chunk * active) // max(1, chunk * network.resting(shape))
         copy = copies * sum(value.numel() * value.element_size() for value in network.model.parameters())
         held = max(2, limit // max(1, copy))
         # With a copy at every k-th step, T/k + k copies are held at once.
         least = math.isqrt(len(steps)) or 1
         points = next((k for k in range(1, least + 1) if len(steps) / k + k <= held + 1), least)
-        return Room(chunk=chunk, tapes=max(1, samples // chunk), points=points)
+        return Room(chunk=chunk, tapes=1 + resting, points=points)
