@@ -1,0 +1,87 @@
+"""What an iteration on a rolled-out path costs a step, with room for one tape, with the default, and with all it wants.
+
+    python benchmarks/rollouts.py --out docs/results/rollouts.json [--rounds 3]
+
+A plain training step on the same images is the unit of time, measured in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from workloads import Work, alternating, observe, ours, plain, write
+
+from undelta.attacker.method import GradientMatching
+from undelta.attacker.replays import CoarseRollout
+from undelta.engine import MEMORY, Network, Room, Step
+
+WORKS = (
+    Work("cnn", 32, 50, epochs=20),
+    Work("resnet18", 64, 8, "eval", epochs=20, stem="imagenet"),
+)
+STEPS = (5, 20)
+PLAIN = "plain step"
+
+
+def cell(work: Work, count: int, rounds: int) -> dict[str, Any]:
+    observation = observe(work)
+    images = torch.zeros(work.samples, *observation.image.shape)
+    network = Network(observation.model(), observation.training)
+    active, resting = network.active(observation.image.shape), network.resting(observation.image.shape)
+    limits = {"one tape": work.samples * active, "1 GB": MEMORY, "all": 2**40}
+    tapes = {}
+    for name, limit in limits.items():
+        network.memory = limit
+        tapes[name] = min(count, Room.of(network, [Step(images, torch.zeros(work.samples), 0.1)] * count).tapes)
+    attack = GradientMatching(replay=CoarseRollout(steps=count), steps=100)
+    functions: dict[str, Callable[[], object]] = {PLAIN: plain(observation)}
+    functions |= {name: ours(observation, attack, memory=limit) for name, limit in limits.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _, function in alternating(functions, 2):
+        function()
+    for name, function in alternating(functions, rounds):
+        began = time.perf_counter()
+        function()
+        seconds[name].append(time.perf_counter() - began)
+    found = {"name": work.name, "steps": count, "tapes": tapes, "seconds": seconds}
+    return {**found, "active_mb": work.samples * active / 2**20, "resting_mb": work.samples * resting / 2**20}
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    lines = [
+        "| work | steps | a tape in use, at rest (MB) | tapes kept in 1 GB | one tape | 1 GB | all |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in cells:
+        middle = {name: statistics.median(values) for name, values in one["seconds"].items()}
+        unit = one["steps"] * middle.pop(PLAIN)
+        costs = " | ".join(f"{value / unit:.2f}" for value in middle.values())
+        room = f"{one['active_mb']:.0f}, {one['resting_mb']:.0f} | {one['tapes']['1 GB']}"
+        lines.append(f"| {one['name']} | {one['steps']} | {room} | {costs} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="print the committed table, run nothing")
+    options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(options.out.read_text())["cells"]))
+        return
+    torch.set_num_threads(1)
+    cells = [cell(work, count, options.rounds) for work in WORKS for count in STEPS]
+    write(options.out, {"cells": cells})
+    print(table(cells))
+
+
+if __name__ == "__main__":
+    main()
