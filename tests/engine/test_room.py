@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from undelta.attacker.attack import Run
 from undelta.engine import Moments, Network, Room, Step, rollout
 from undelta.engine.affine import Convolution, Dense
-from undelta.engine.ops import Cell, Fixed, Rectifier
-from undelta.engine.program import Node, Pool
+from undelta.engine.ops import Fixed, Rectifier
+from undelta.engine.program import Pool
+from undelta.engine.rollout import _Path
 from undelta.errors import ConfigError
 from undelta.models import build
 from undelta.training import LocalTraining, NormMode
@@ -162,25 +163,72 @@ def test_tapes_at_rest_are_counted_by_what_they_hold() -> None:
     resting, active = network.resting(shape), network.active(shape)
     assert tape.held / len(images) == pytest.approx(resting, rel=0.05)
     assert resting < active / 2
-    network.memory = 5 * active + 15 * resting + 1  # one in use, and three at rest
-    assert Room.of(network, steps) == Room(chunk=5, tapes=4, points=1)
     network.known.program = None
-    assert network.resting(shape) == active
+    assert network.resting(shape) == network.active(shape)
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.parametrize("case", ["traced", "traced, eval BatchNorm", "traced, train BatchNorm"])
+def test_a_walk_keeps_no_more_than_its_limit(case: str) -> None:
+    _, network, start, steps, _ = prepared(case)
+    least = 3 * size_of(start.values()) + 5 * network.active((2, 8, 8))
+    kept = []
+    for factor in (1, 1.5, 2, 3, 6):
+        network.memory = int(factor * least)
+        path = _Path(network, start, steps, Room.of(network, steps), None)
+        path.walk()
+        tapes = [tape for tape in path._tapes.values() if isinstance(tape, Pool)]
+        points = [*path._points.values(), *(tape.point for tape in tapes)]
+        values = [value for tape in tapes for cell in tape.cells for value in cell.values]
+        held = size_of([*(value for point in points for value in point.values()), *values]) - size_of(start.values())
+        assert held <= network.memory
+        kept.append(held)
+    assert kept == sorted(kept)
+    assert len(path._tapes) == STEPS  # with room for all
+    assert kept[-1] > 2 * kept[0]
+
+
+def test_a_limit_leaves_room_for_tapes_at_rest_beside_one_in_use() -> None:
+    _, network, _, steps, _ = prepared("traced")
+    network.memory = 8 * network.active((2, 8, 8))
+    room = Room.of(network, steps)
+    assert room.chunk < 5
+    assert room.tapes > 1
+    one = Room.of(network, steps[:1])
+    assert one.chunk == 5  # a single step need not be cut
+
+
+def test_what_functions_compute_counts_as_what_modules_do() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(2, 8, 3, padding=1), nn.Linear(512, CLASSES)
+
+        def forward(self, images: Tensor) -> Tensor:
+            hidden = self.first(images)
+            for _ in range(8):
+                hidden = hidden + torch.tanh(hidden)
+            outputs: Tensor = self.second(hidden.flatten(1))
+            return outputs
+
+    network = Network(Functional(), LocalTraining(epochs=1, batches=1, learning_rate=0.1))
+    assert network.active((2, 8, 8)) >= 2 * network.resting((2, 8, 8))
 
 
 def test_a_tape_at_rest_keeps_no_adjoint_that_nothing_needs() -> None:
     _, network, start, steps, cotangent = prepared("traced")
     tape = network.tape(start, *steps[0][:2])
     assert isinstance(tape, Pool)
-    kept = {type(node.operation): cell.delta is not None for node, cell in zip(*parts_of(tape), strict=True)}
-    assert kept == {Convolution: True, Dense: True, Rectifier: False, Fixed: False}
+    nodes = zip(tape.program.nodes, tape.cells, strict=True)
+    kept = {(type(node.operation), cell.delta is not None) for node, cell in nodes}
+    assert kept == {(Convolution, True), (Dense, True), (Rectifier, False), (Fixed, False)}
     before = tape.held
     tape.pull(cotangent, parameters=True)
     assert tape.held > before  # tangents
-
-
-def parts_of(tape: Pool) -> tuple[Sequence[Node], Sequence[Cell]]:
-    return tape.program.nodes, tape.cells
 
 
 def test_a_layer_that_couples_samples_is_found_out_whatever_it_is() -> None:

@@ -72,7 +72,7 @@ def attack(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Run it again if it is finished in --out.")] = False,
     checkpoint_seconds: options.CheckpointSeconds = 30.0,
     device: options.Device = "auto",
-    memory: options.Memory = 1.0,
+    memory: options.Memory = options.GIGABYTES,
 ) -> None:
     """Reconstruct images from a recorded update. Never reads the truth.
 

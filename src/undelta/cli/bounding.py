@@ -48,7 +48,7 @@ def bound(
     ] = None,
     initial: options.Initial = None,
     device: options.Device = "auto",
-    memory: options.Memory = 1.0,
+    memory: options.Memory = options.GIGABYTES,
 ) -> None:
     """What the update determines of the private images, whatever the attack: a bound on every reconstruction.
 

@@ -16,6 +16,7 @@ Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="Random seeds, 
 Memory = Annotated[
     float, typer.Option(min=0.001, help="Gigabytes that may be kept to save time; less is slower, not worse.")
 ]
+GIGABYTES = 2.0  # by default: the engine's MEMORY, which would have to import torch
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attack, such as tv=0.001; repeatable."),

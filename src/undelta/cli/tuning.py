@@ -48,7 +48,7 @@ def tune(
     backend: options.Backend = "processes",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads per trial.")] = None,
     device: options.Device = "auto",
-    memory: options.Memory = 1.0,
+    memory: options.Memory = options.GIGABYTES,
     checkpoint_seconds: options.CheckpointSeconds = 30.0,
 ) -> None:
     """Tune an attack's layer weights by Bayesian optimization. Never looks at the private images.

@@ -26,7 +26,7 @@ from undelta.errors import ConfigError
 from undelta.training import LocalTraining
 from undelta.updates import Update, inner
 
-MEMORY = 2**30  # bytes
+MEMORY = 2**31  # bytes
 HELD = 4  # values that a tape holds per value that the network computes, about: values, adjoints, tangents
 FEW = 4  # images on which a trace is checked
 SMALL = (16, 32)  # or two that are cut to this side, if those will do
@@ -183,7 +183,7 @@ class Network:
         return self.known.couples
 
     def resting(self, image_shape: tuple[int, int, int]) -> int:
-        """How many bytes a tape holds for one image until it is pulled; of autograd's, as many as while it is."""
+        """How many bytes a tape holds for one image until it is pulled; for an autograd tape, as many as in use."""
         if self.known.program is None:
             return self.active(image_shape)
         if image_shape not in self.known.resting:
@@ -191,13 +191,16 @@ class Network:
             images = torch.zeros(2, *image_shape, dtype=parameter.dtype, device=parameter.device)
             labels = torch.zeros(2, dtype=torch.long, device=parameter.device)
             with torch.no_grad():
-                pool = Pool(self.known.program, self._derivatives, self._constants, self.start, images, labels)
-            self.known.resting[image_shape] = pool.held // 2
+                given = (self.known.program, self._derivatives, self._constants, self.start, images, labels)
+                self.known.resting[image_shape] = Pool(*given, gradient=False).held // 2
         return self.known.resting[image_shape]
 
     def active(self, image_shape: tuple[int, int, int]) -> int:
         """How many bytes a tape holds for one image while it is made or pulled, about."""
-        return HELD * next(self.model.parameters()).element_size() * self.activations(image_shape)
+        counted = HELD * next(self.model.parameters()).element_size() * self.activations(image_shape)
+        if self.known.program is None:
+            return counted
+        return max(counted, 2 * self.resting(image_shape))  # what functions compute, no module counts
 
     def activations(self, image_shape: tuple[int, int, int]) -> int:
         """How many values the modules put out for one image: what a tape of it has to hold, about."""

@@ -1,9 +1,9 @@
 """Products of matrices, by the faster one of torch's two libraries.
 
 torch multiplies float32 matrices with MKL, which has AVX-512 kernels for Intel's processors only. oneDNN, which
-computes the convolutions, has them for all, and multiplies matrices, too: on an AMD processor in half of the time
-(docs/performance.md). torch offers that to its own compiler alone, under a private name, so it is tried out before it
-is used.
+computes the convolutions, has them for all, and multiplies matrices, too: on an AMD processor in less than two thirds
+of the time (docs/performance.md). torch exposes that only to its own compiler, under a private name, so it is tried out
+before it is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Inputs times the transposed weight, plus the bias: x Wᵀ + b."""
-    if _suits(inputs, weight) and mkl_is_behind() and works():
+    if _suits(inputs, weight, *([] if bias is None else [bias])) and mkl_is_behind() and works():
         return _onednn(inputs, weight, bias)
     return F.linear(inputs, weight, bias)
 
@@ -39,22 +39,28 @@ def sum_of_products(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return total
 
 
-def _suits(left: Tensor, right: Tensor) -> bool:
-    """Whether these are float32 matrices on the CPU of which autograd need not know."""
-    plain = left.dtype == right.dtype == torch.float32 and left.device.type == right.device.type == "cpu"
-    tracked = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
-    return plain and left.dim() == right.dim() == 2 and left.numel() > 0 and right.numel() > 0 and not tracked
+def _suits(left: Tensor, right: Tensor, *others: Tensor) -> bool:
+    """Whether these are float32 matrices, and other tensors, on the CPU that autograd does not track."""
+    if left.dim() != 2 or right.dim() != 2 or not left.numel() or not right.numel():
+        return False
+    tensors = (left, right, *others)
+    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        return False
+    return all(one.dtype == torch.float32 and one.device.type == "cpu" for one in tensors)
 
 
 def _onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is not None:
+        bias = bias.contiguous()  # it is read as if it were
     result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
     return result
 
 
 @cache
 def mkl_is_behind() -> bool:
-    """Whether this processor has AVX-512, and is not one of those for which MKL uses it."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+    """Whether MKL multiplies here, on a processor of AMD's that has AVX-512."""
+    backends = torch.backends
+    if not backends.mkl.is_available() or backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
         return "AuthenticAMD" in CPUINFO.read_text(errors="replace")
@@ -65,7 +71,8 @@ def mkl_is_behind() -> bool:
 @cache
 def works() -> bool:
     """Whether this torch has oneDNN's product, and it is right."""
-    left, right, bias = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(3, 4), torch.arange(4.0)
+    numbers = torch.arange(12.0, dtype=torch.float32, device="cpu")
+    left, right, bias = numbers[:6].view(2, 3), numbers.view(3, 4), numbers[:4]
     try:
         found = _onednn(left, right.t(), bias)
     except (AttributeError, RuntimeError, TypeError):

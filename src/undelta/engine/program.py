@@ -146,10 +146,9 @@ class Pool:
 
     @property
     def held(self) -> int:
-        """The bytes that the cells hold, beside parameters and constants."""
-        others = {value.untyped_storage().data_ptr() for value in self.at.values()}
+        """The bytes that the cells hold."""
         storages = [value.untyped_storage() for cell in self.cells for value in cell.values]
-        return sum({one.data_ptr(): one.nbytes() for one in storages if one.data_ptr() not in others}.values())
+        return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
     def moments(self) -> dict[str, Part]:
         parts = {}

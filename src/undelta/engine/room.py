@@ -38,19 +38,23 @@ class Room:
     def of(network: Network, steps: Sequence[Step], *, share: float = 1.0, copies: int = 1) -> Room:
         """What fits into this share of the network's memory; never less than one sample needs.
 
-        ``copies`` of the parameters are held at every point that is kept.
+        ``copies`` of the parameters are held at every point that is kept. They come first, after one mini-batch in use:
+        to walk to a point again takes longer than to make its tape again.
         """
-        limit = int(network.memory * share)
+        limit, count = int(network.memory * share), len(steps)
         images = max((step.images for step in steps), key=len)
         size, channels, height, width = images.shape
         shape = channels, height, width
         active = max(1, network.active(shape))
-        chunk = size if network.couples(images) else max(1, min(size, limit // active))
-        # All tapes but the one in use are at rest.
-        resting = max(0, limit - chunk * active) // max(1, chunk * network.resting(shape))
-        copy = copies * sum(value.numel() * value.element_size() for value in network.model.parameters())
-        held = max(2, limit // max(1, copy))
-        # With a copy at every k-th step, T/k + k copies are held at once.
-        least = math.isqrt(len(steps)) or 1
-        points = next((k for k in range(1, least + 1) if len(steps) / k + k <= held + 1), least)
-        return Room(chunk=chunk, tapes=1 + resting, points=points)
+        reserve = min(size * active, limit // 2)
+        copy = max(1, copies * sum(value.numel() * value.element_size() for value in network.model.parameters()))
+        held = max(2, (limit - reserve) // copy)
+        # With a copy at every k-th step, T/k + k copies are held at once, of which the start is none.
+        least = math.isqrt(count) or 1
+        points = next((k for k in range(1, least + 1) if math.ceil(count / k) + k - 2 <= held), least)
+        left = limit - copy * (math.ceil(count / points) + points - 2)
+        budget = left if count == 1 else min(left, reserve)
+        chunk = size if network.couples(images) else max(1, min(size, budget // active))
+        # All tapes but the one in use are at rest; each holds on to the point it was made at.
+        rest = chunk * network.resting(shape) + (copy if points > 1 else 0)
+        return Room(chunk=chunk, tapes=1 + max(0, left - chunk * active) // max(1, rest), points=points)
