@@ -173,12 +173,14 @@ def table(records: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     names = list(dict.fromkeys(record["name"] for record in records))
-    unit = {record["seed"]: record["seconds"] for record in records if record["name"] == "sme"}
+    # Only what was measured on the same day can be compared: other days may have been other machines.
+    unit = {(record["seed"], record["date"][:10]): record["seconds"] for record in records if record["name"] == "sme"}
     for name in sorted(names, key=lambda name: -mean(records, name, "psnr")):
         rows = [record for record in records if record["name"] == name]
         spread = statistics.stdev([row["psnr"] for row in rows]) if len(rows) > 1 else 0.0
         lpips = "n/a" if any(row["lpips"] is None for row in rows) else f"{mean(records, name, 'lpips'):.3f}"
-        times = [row["seconds"] / unit[row["seed"]] for row in rows if row["seed"] in unit]
+        days = [((row["seed"], row["date"][:10]), row["seconds"]) for row in rows]
+        times = [seconds / unit[day] for day, seconds in days if day in unit]
         time = f"{statistics.mean(times):.2f}" if times else "n/a"
         lines.append(
             f"| {name} | {rows[0]['iterations']} | {mean(records, name, 'psnr'):.2f} ± {spread:.2f} "
