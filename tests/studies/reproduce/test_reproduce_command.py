@@ -132,8 +132,10 @@ def test_the_table_has_the_papers_figures_and_the_records_means(smoke: Path) -> 
     dash = mine["N=128, E=32, B=8", "iDLG", "ssim"]
     assert (dash["paper"], dash["mean"], dash["trials"]) == ("", "", "0")
     assert dash["note"] == "not run: impractical (paper too)"
-    assert page.count("| (b) ") == 4 * 3 * 3
-    assert "\n- (a) not run: more than 3 images take too long here\n- (b) not run: impractical (paper too)\n" in page
+    assert page.count("\n| N=") == 4 * 3 + 4  # the cases that were run: a row for each metric, and one of floors
+    left_out = "\nLeft out: N=32, E=8, B=4; N=32, E=16, B=4; N=64, E=32, B=4; N=64, E=32, B=8; N=128, E=32, B=4; N="
+    assert left_out in page
+    assert "Reasons: more than 3 images take too long here; impractical (paper too).\n" in page
     baselines = page.partition("## Baselines and floors")[2]
     assert baselines.count("\n| N=") == 4  # the cases that were run
     assert "| AWA, paper | AWA, ours | AWA, Q tuned here | strongest (ours) |" in page  # the paper has no such figures

@@ -32,7 +32,7 @@ def write_reproduction(reproduction: Reproduction, results: Results, audit: Audi
     file = audit.tuning if reproduction.tunes else None
     tuning = file.trials if file else ()
     findings = findings_of(reproduction, results, tuning, random=asked.size.tuning_random)
-    figures = write_charts(reproduction, results, audit.directory)
+    figures = write_charts(reproduction, results.attempted, audit.directory)
     if file and (minimum := write_tuning(reproduction, file, audit.directory)):
         figures.insert(0, minimum)
     pictures = write_pictures(reproduction, results, audit.pictures, audit.directory)
@@ -63,15 +63,20 @@ def _markdown(
         yield "Images, model and iterations differ from the paper's, so compare orders and trends, not numbers."
     records = [record for cell in results.cells for record in cell.records]
     yield from (f"{sum(record.scored for record in records)} of {len(records)} trials have numbers.", "")
-    # A reason as long as a sentence has no place in a column of numbers.
-    reasons = dict.fromkeys(cell.reason for cell in results.cells if cell.reason)
+    # A reason as long as a sentence has no place in a column of numbers, nor has a row of nothing but reasons.
+    attempted, left_out = results.attempted, results.left_out
+    reasons = dict.fromkeys(cell.reason for cell in attempted.cells if cell.reason)
     marks = {reason: f"({letter})" for reason, letter in zip(reasons, ascii_lowercase, strict=False)}
-    yield _table("Paper's case", results, lambda one, metric: marks.get(one.reason) or one.show(metric)).markdown()
+    yield _table("Paper's case", attempted, lambda one, metric: marks.get(one.reason) or one.show(metric)).markdown()
     yield ""
     yield "Ours: mean ± sample standard deviation over seeds. SSIM and LPIPS as docs/metrics.md defines them."
     yield f"Iterations: {_iterations(results)}."
     if marks:
         yield from ("", *(f"- {mark} {reason}" for reason, mark in marks.items()))
+    if left_out:
+        why = "; ".join(dict.fromkeys(reason.removeprefix("not run: ") for own in left_out.values() for reason in own))
+        yield from ("", f"Left out: {'; '.join(left_out)}. Reasons: {why}.")
+        yield f"The paper's figures of these cases are in {reproduction.name}.csv."
     if any(cell.scored for cell in results.cells):
         yield from ("", "## Baselines and floors", "")
         yield "PSNR (dB) of each image's mean color, and of what AWA makes of pure noise; then each method's mismatch,"

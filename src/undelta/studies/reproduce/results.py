@@ -99,6 +99,18 @@ class Results:
     def methods(self) -> list[str]:
         return list(dict.fromkeys(cell.method for cell in self.cells))
 
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """The cases in which no method has a trial, each with the reasons."""
+        reasons = {row: [cell.reason for cell in self.cells if cell.row == row] for row in self.rows}
+        return {row: list(dict.fromkeys(own)) for row, own in reasons.items() if all(own)}
+
+    @property
+    def attempted(self) -> Results:
+        """The other cases."""
+        left_out = self.left_out
+        return Results(cells=tuple(cell for cell in self.cells if cell.row not in left_out))
+
     def at(self, row: str, method: str) -> Cell:
         return next(cell for cell in self.cells if (cell.row, cell.method) == (row, method))
 
