@@ -3,7 +3,8 @@
     python benchmarks/attacks.py CASE --data cifar10.npz --out docs/results/CASE.json [--only sme strongest]
 
 Writes one record per run as soon as it is done and skips what the file already has, so it may be stopped and resumed.
-``--table`` prints the committed table from the file without running anything.
+``--table`` prints the committed table from the file without running anything; runs of the files after ``--beside``
+come in place of its own.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=RUNS, default=None)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--beside", type=Path, nargs="+", default=[])
     options = parser.parse_args()
     if not options.table:
         torch.set_num_threads(1)
@@ -110,14 +112,17 @@ def main() -> None:
         for seed in options.seeds:  # so that a run that is stopped has compared all attacks on some clients
             for name in names:
                 measure(options.case, name, data, seed, options.out)
-    print(table(load(options.out)))
-    means = {record["seed"]: record["label_mean"] for record in load(options.out) if "label_mean" in record}
+    found = [record for file in (options.out, *options.beside) for record in load(file)]
+    records = list({(record["name"], record["seed"]): record for record in found}.values())
+    print(table(records))
+    means = {record["seed"]: record["label_mean"] for record in records if "label_mean" in record}
     if means:
         print(f"The mean of the private images that share a label: {statistics.mean(means.values()):.2f} dB.")
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text())["records"] if path.exists() else []
+    records = json.loads(path.read_text())["records"] if path.exists() else []
+    return [{**record, "file": path.name} for record in records]
 
 
 def label_mean(private: Private) -> float:
@@ -146,7 +151,7 @@ def measure(case: str, name: str, data: str, seed: int, out: Path) -> None:
     record["history"] = record["history"][::10]
     for baseline in record["baselines"].values():
         baseline.pop("images", None)
-    records = [*load(out), record]
+    records = [{key: value for key, value in one.items() if key != "file"} for one in [*load(out), record]]
     write_bytes(out, json.dumps({"schema": SCHEMA, "case": case, "records": records}, indent=1).encode())
     print(f"{name} seed {seed}: {record['psnr']:.2f} dB in {record['seconds']:.0f} s", flush=True)
 
@@ -173,14 +178,12 @@ def table(records: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     names = list(dict.fromkeys(record["name"] for record in records))
-    # Only what was measured on the same day can be compared: other days may have been other machines.
-    unit = {(record["seed"], record["date"][:10]): record["seconds"] for record in records if record["name"] == "sme"}
+    unit = {setting(record): record["seconds"] for record in records if record["name"] == "sme"}
     for name in sorted(names, key=lambda name: -mean(records, name, "psnr")):
         rows = [record for record in records if record["name"] == name]
         spread = statistics.stdev([row["psnr"] for row in rows]) if len(rows) > 1 else 0.0
         lpips = "n/a" if any(row["lpips"] is None for row in rows) else f"{mean(records, name, 'lpips'):.3f}"
-        days = [((row["seed"], row["date"][:10]), row["seconds"]) for row in rows]
-        times = [seconds / unit[day] for day, seconds in days if day in unit]
+        times = [row["seconds"] / unit[setting(row)] for row in rows if setting(row) in unit]
         time = f"{statistics.mean(times):.2f}" if times else "n/a"
         lines.append(
             f"| {name} | {rows[0]['iterations']} | {mean(records, name, 'psnr'):.2f} ± {spread:.2f} "
@@ -190,24 +193,28 @@ def table(records: list[dict[str, Any]]) -> str:
     if "sme" in names:
         lines.append("")
     for name in (name for name in names if "sme" in names and name.startswith("strongest")):
-        ratio = mean(records, name, "seconds") / mean(records, "sme", "seconds")
         gains = [
             row["psnr"] - other["psnr"]
             for row in records
             for other in records
             if (row["name"], other["name"]) == (name, "sme") and row["seed"] == other["seed"]
         ]
-        lines.append(f"{name}: {ratio:.2f} of sme's time, {statistics.mean(gains):+.2f} dB in the mean.")
+        lines.append(f"{name}: {statistics.mean(gains):+.2f} dB in the mean.")
         reached = [
             (time_to(row, other["psnr"]), other["seconds"])
             for row in records
             for other in records
-            if (row["name"], other["name"]) == (name, "sme") and row["seed"] == other["seed"] and "curve" in row
+            if (row["name"], other["name"]) == (name, "sme") and setting(row) == setting(other) and "curve" in row
         ]
         if reached:
             shares = ", ".join("never" if time is None else f"{time / whole:.2f}" for time, whole in reached)
             lines.append(f"{name}: at sme's final PSNR after {shares} of its time (one number per seed).")
     return "\n".join(lines)
+
+
+def setting(record: dict[str, Any]) -> tuple[str, int, str]:
+    """Of a run: only times of one file, client and day are compared, since others may be of another machine."""
+    return record["file"], record["seed"], record["date"][:10]
 
 
 def mean(records: list[dict[str, Any]], name: str, key: str) -> float:
