@@ -182,12 +182,16 @@ def table(records: list[dict[str, Any]]) -> str:
     for name in sorted(names, key=lambda name: -mean(records, name, "psnr")):
         rows = [record for record in records if record["name"] == name]
         spread = statistics.stdev([row["psnr"] for row in rows]) if len(rows) > 1 else 0.0
+        # LPIPS without its weights, and the share recovered in the oldest records, are not known.
         lpips = "n/a" if any(row["lpips"] is None for row in rows) else f"{mean(records, name, 'lpips'):.3f}"
+        recovered = "n/a"
+        if all("fraction_recovered" in row for row in rows):
+            recovered = f"{mean(records, name, 'fraction_recovered'):.2f}"
         times = [row["seconds"] / unit[setting(row)] for row in rows if setting(row) in unit]
         time = f"{statistics.mean(times):.2f}" if times else "n/a"
         lines.append(
             f"| {name} | {rows[0]['iterations']} | {mean(records, name, 'psnr'):.2f} ± {spread:.2f} "
-            f"| {mean(records, name, 'ssim'):.3f} | {lpips} | {mean(records, name, 'fraction_recovered'):.2f} "
+            f"| {mean(records, name, 'ssim'):.3f} | {lpips} | {recovered} "
             f"| {mean(records, name, 'mismatch'):.3f} | {time} | {len(rows)} |"
         )
     if "sme" in names:
