@@ -2,8 +2,8 @@
 
     python benchmarks/leaderboard.py --rows docs/results/bench
 
-Writes a row per attack, skips what is there, puts all of them into the package, and prints the table of docs/bench.md.
-May be stopped and resumed.
+Writes a row per attack, skips those that are complete, puts all of them into the package, and prints the table of
+docs/bench.md. May be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def main() -> None:
     given = parser.parse_args()
     benchmark = load_benchmark()
     for name in given.only:
-        row = bench_job(contestant(name), out=given.rows / f"{name}.json")
+        path = given.rows / f"{name}.json"
+        if path.exists() and read_row(path, benchmark).complete(benchmark):
+            continue
+        row = bench_job(contestant(name), out=path)
         print(f"{name}: {row.score(benchmark):.2f} {'; '.join(row.doubts(benchmark))}", flush=True)
     rows = [read_row(path, benchmark) for path in sorted(given.rows.glob("*.json"))]
     whole = [asdict(row) for row in ranked(rows, benchmark) if row.complete(benchmark)]

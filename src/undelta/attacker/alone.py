@@ -51,7 +51,7 @@ class Order:
     seed: int = 0
     out: str
     most_steps: float
-    """Of the client's training: when as much time is over, the attack is interrupted."""
+    """Steps of the client's training: when as much time is over, the attack is interrupted."""
     threads: int = 1
     device: str = "cpu"
 
@@ -112,7 +112,7 @@ def attack_alone(order: Order) -> Reconstruction:
 
 
 def _processor_time() -> float:
-    """Of this process, and of those that it has started and that have ended."""
+    """Processor seconds of this process, and of those that it has started and that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 

@@ -24,15 +24,15 @@ class Candidate:
     weights: WeightsPart
     priors: tuple[Prior, ...]
     then: tuple[Prior, ...] | None = None
-    """Of the rounds after the first phase, when the large shapes are there; None: the same ones."""
+    """Priors of the rounds after the first phase, when the large shapes are there; None: the same ones."""
     late: tuple[Prior, ...] | None = None
-    """Of a last phase, when the images are good enough to need less of a prior; None: no such phase."""
+    """Priors of a last phase, when the images are good enough to need less of a prior; None: no such phase."""
     smoothing: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Of the gradients, in the first phase, the rounds and the last phase."""
+    """Width of the gradients' blur in the first phase, the rounds and the last phase."""
     signed: bool = False
     """Step along the gradient's sign only."""
     rate: float = 1.0
-    """Adam's in the first phase."""
+    """Adam's rate in the first phase."""
     rounds_rate: float
     """Adam's in the rounds after it."""
     trained_only: bool = False

@@ -13,7 +13,7 @@ from undelta.updates import Update
 
 FACTOR = 2.0
 SHARE = 0.02
-"""Of the sent entries, within this factor of the smallest: more is a cut."""
+"""The share of sent entries within this factor of the smallest; a larger one is a cut."""
 COUNT = 20
 """And so many of them: where nothing was cut, each further one comes with probability one half, so this many do not."""
 

@@ -142,7 +142,7 @@ class FreeLength:
     """
 
     chain: Chain
-    """Of length one."""
+    """The replay of a path of length one."""
     variables: Mapping[str, Tensor]
     """The logarithm of the length: ``log_length``."""
     rates: Mapping[str, float] = field(default_factory=dict)

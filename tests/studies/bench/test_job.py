@@ -90,6 +90,18 @@ def test_somebody_elses_attack_gets_a_row(tmp_path: Path, monkeypatch: pytest.Mo
         bench_job(one, out=tmp_path / "row.json")
 
 
+def test_a_row_names_the_code_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("attacker", "client"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "some.py").write_text("one")
+    monkeypatch.setattr(job, "PACKAGE", tmp_path)
+    before = job.code_digest("sme")
+    (tmp_path / "client" / "some.py").write_text("two")
+    assert job.code_digest("sme") == before  # no attack runs on that
+    (tmp_path / "attacker" / "some.py").write_text("two")
+    assert job.code_digest("sme") != before
+
+
 def test_an_attack_that_cannot_be_used_is_not_applicable(tmp_path: Path, one_case: Benchmark) -> None:
     row = bench_job(contestant("analytic"), out=tmp_path / "row.json")
     assert row.entries[0].status == "not applicable"

@@ -6,15 +6,17 @@ from undelta.attacker.attack import Attack
 from undelta.attacker.attacks.agic import agic
 from undelta.attacker.attacks.analytic import analytic
 from undelta.attacker.attacks.awa import awa
+from undelta.attacker.attacks.cpl import cpl
 from undelta.attacker.attacks.dlfa import dlfa
-from undelta.attacker.attacks.dlg import cpl, dlg
+from undelta.attacker.attacks.dlg import dlg
 from undelta.attacker.attacks.fedleak import fedleak
 from undelta.attacker.attacks.geng import geng_epoch, geng_gradient, geng_path
 from undelta.attacker.attacks.gias import gias
 from undelta.attacker.attacks.gradinversion import gradinversion
 from undelta.attacker.attacks.idlg import idlg, idlg_fedavg
 from undelta.attacker.attacks.ig import ig
-from undelta.attacker.attacks.nl_sme import nl_sme, pi_sme
+from undelta.attacker.attacks.nl_sme import nl_sme
+from undelta.attacker.attacks.pi_sme import pi_sme
 from undelta.attacker.attacks.sapag import sapag
 from undelta.attacker.attacks.sme import sme
 from undelta.attacker.attacks.strongest import strongest

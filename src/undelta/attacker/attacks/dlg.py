@@ -1,4 +1,4 @@
-"""Deep leakage from gradients (Zhu et al. 2019), and CPL's label regularizer on top of it (Wei et al. 2020)."""
+"""Deep leakage from gradients (Zhu et al. 2019)."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ from undelta.attacker.distances import l2
 from undelta.attacker.labels import joint
 from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import LBFGS
-from undelta.attacker.priors import LabelConsistency, Prior
+from undelta.attacker.priors import Prior
 from undelta.attacker.replays import OneStep
 
 
 def dlg(*, steps: int = 300, learning_rate: float = 1.0, restarts: int = 1) -> GradientMatching | Restarts:
     """Match one gradient in l2, moving images and labels together by L-BFGS."""
-    return _joint((), steps, learning_rate, restarts)
+    return images_and_labels((), steps=steps, learning_rate=learning_rate, restarts=restarts)
 
 
-def cpl(
-    *, steps: int = 300, learning_rate: float = 1.0, label_weight: float = 0.01, restarts: int = 1
+def images_and_labels(
+    priors: tuple[Prior, ...], *, steps: int, learning_rate: float, restarts: int
 ) -> GradientMatching | Restarts:
-    """DLG with a regularizer that ties dummy labels to the model's own view of the dummy images.
-
-    The geometric initial patterns of that paper are not used; images start from noise.
-    """
-    return _joint((LabelConsistency(weight=label_weight),), steps, learning_rate, restarts)
-
-
-def _joint(priors: tuple[Prior, ...], steps: int, learning_rate: float, restarts: int) -> GradientMatching | Restarts:
+    """DLG with priors."""
     method = GradientMatching(
         replay=OneStep(in_gradients=True),
         distance=l2,

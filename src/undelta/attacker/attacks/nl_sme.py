@@ -1,19 +1,15 @@
-"""NL-SME and PI-SME: surrogate models on a learned curve instead of SME's straight line.
+"""NL-SME (Xia et al. 2025, arXiv 2509.22082): a surrogate model on a learned curve instead of SME's straight line.
 
-NL-SME (Xia et al. 2025, arXiv 2509.22082) takes one gradient at a learned point of a quadratic Bézier curve from θ to
-θ⁺; PI-SME (arXiv 2610.03597) integrates gradients along such a curve by Gauss and Legendre's nodes. Their code was not
-at hand. Not stated in what was: what NL-SME's factor multiplies (here, the way from θ), how its penalties are
-normalized (here, sums of squares), and PI-SME's number of nodes, rates and penalty (here, three, and NL-SME's).
+It takes one gradient at a learned point of a quadratic Bézier curve from θ to θ⁺. Its code was not at hand. Not stated
+in what was: what its factor multiplies (here, the way from θ), and how its penalties are normalized (here, sums of
+squares).
 """
 
 from __future__ import annotations
 
-from undelta.attacker.labels import label_source
+from undelta.attacker.attacks.sme import surrogate
 from undelta.attacker.method import GradientMatching
-from undelta.attacker.optimizers import Adam, three_step
-from undelta.attacker.paths import LearnedCurve, QuadraticPath
-from undelta.attacker.priors import TotalVariation
-from undelta.attacker.replay import ReplayPart
+from undelta.attacker.paths import LearnedCurve
 
 
 def nl_sme(
@@ -36,33 +32,4 @@ def nl_sme(
         factor_rate=factor_rate,
         ridge=ridge,
     )
-    return _on_a_curve(curve, steps, learning_rate, tv, control_rate, labels)
-
-
-def pi_sme(
-    *,
-    steps: int = 1_000,
-    learning_rate: float = 1.0,
-    tv: float = 0.01,
-    nodes: int = 3,
-    control_rate: float = 1e-3,
-    ridge: float = 0.01,
-    labels: str = "auto",
-) -> GradientMatching:
-    """Gradients along a learned curve, integrated."""
-    curve = QuadraticPath(nodes=nodes, gauss=True, ridge=ridge)
-    return _on_a_curve(curve, steps, learning_rate, tv, control_rate, labels)
-
-
-def _on_a_curve(
-    curve: ReplayPart, steps: int, learning_rate: float, tv: float, path_rate: float, labels: str
-) -> GradientMatching:
-    return GradientMatching(
-        replay=curve,
-        priors=(TotalVariation(weight=tv / 2),),  # as in `sme`
-        labels=label_source(labels),
-        optimizer=Adam(learning_rate=learning_rate),
-        schedule=three_step,
-        path_rate=path_rate,
-        steps=steps,
-    )
+    return surrogate(curve, steps=steps, learning_rate=learning_rate, tv=tv, path_rate=control_rate, labels=labels)

@@ -7,6 +7,7 @@ from undelta.attacker.method import GradientMatching
 from undelta.attacker.optimizers import Adam, three_step
 from undelta.attacker.paths import LearnedPosition
 from undelta.attacker.priors import TotalVariation
+from undelta.attacker.replay import ReplayPart
 
 
 def sme(
@@ -19,13 +20,21 @@ def sme(
     labels: str = "auto",
 ) -> GradientMatching:
     """Match the update's direction with one gradient of a surrogate model, whose position is learned."""
+    line = LearnedPosition(position=position)
+    return surrogate(line, steps=steps, learning_rate=learning_rate, tv=tv, path_rate=position_rate, labels=labels)
+
+
+def surrogate(
+    path: ReplayPart, *, steps: int, learning_rate: float, tv: float, path_rate: float, labels: str
+) -> GradientMatching:
+    """SME with gradients along another path; all that is learned of it moves at one rate by default."""
     return GradientMatching(
-        replay=LearnedPosition(position=position),
+        replay=path,
         # Their total variation is the mean of both directions; ours is the sum.
         priors=(TotalVariation(weight=tv / 2),),
         labels=label_source(labels),
         optimizer=Adam(learning_rate=learning_rate),
         schedule=three_step,
-        path_rate=position_rate,
+        path_rate=path_rate,
         steps=steps,
     )

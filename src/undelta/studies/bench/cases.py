@@ -99,7 +99,7 @@ def load_benchmark() -> Benchmark:
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """Of an observation and its truth."""
+    """What an observation and its truth are recognized by."""
 
     digest: str
     images: tuple[float, ...]

@@ -36,6 +36,8 @@ from undelta.trials.plan import Checks
 from undelta.trials.record import versions
 
 PATIENCE = 2.0  # times the budget, then an attack is interrupted
+PACKAGE = Path(__file__).parents[2]
+ATTACKERS = ("attacker", "engine", "models", "observation")  # the parts of the package that attacks run on
 HANGING_SECONDS = 3600  # by the clock on the wall: one that waits for something takes no time of a processor
 
 
@@ -49,7 +51,7 @@ class Contestant:
     per: str | None = None
 
     def settings(self, case: Case) -> dict[str, Any]:
-        """In one case."""
+        """The attack's arguments in one case."""
         if self.per is None:
             return dict(self.arguments)
         cost = max(1, int(getattr(case.scenario, self.per)))
@@ -128,7 +130,7 @@ def _begun(one: Contestant, benchmark: Benchmark, out: Path) -> Row:
         arguments=dict(one.arguments),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         versions=versions(),
-        code=_digest(one.attack),
+        code=code_digest(one.attack),
     )
     if not out.exists():
         return mine
@@ -140,12 +142,23 @@ def _begun(one: Contestant, benchmark: Benchmark, out: Path) -> Row:
     return replace(there, entries=tuple(entry for entry in there.entries if entry.status != "failed"))
 
 
-def _digest(attack: str) -> str:
-    """Of the file that somebody else's attack is in; what it imports is not looked at."""
-    if not is_import(attack):
-        return ""
-    file = inspect.getsourcefile(import_part(attack, "attack"))
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
+def code_digest(attack: str) -> str:
+    """A digest of the code behind an attack: the package's own, or the file that somebody else's attack is in.
+
+    What that file imports is not looked at.
+    """
+    if is_import(attack):
+        file = inspect.getsourcefile(import_part(attack, "attack"))
+        return _digest([Path(file)]) if file else ""
+    parts = [path for part in ATTACKERS for path in sorted((PACKAGE / part).rglob("*.py"))]
+    return _digest([*sorted(PACKAGE.glob("*.py")), *parts])
+
+
+def _digest(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _attacked(

@@ -59,7 +59,7 @@ class Row:
     date: str
     versions: Mapping[str, str]
     code: str = ""
-    """A digest of the module that somebody else's attack is in."""
+    """A digest of the code: of the package's for a built-in attack, else of the module that the attack is in."""
     entries: tuple[Entry, ...] = ()
     repeats: bool | None = None
     """Whether the first case gave the same images again, bit for bit; None if it gave none, or was not reached."""
@@ -136,7 +136,7 @@ def read_row(path: Path, benchmark: Benchmark) -> Row:
 
 
 def write_row(row: Row, path: Path) -> None:
-    """For `read_row`."""
+    """Write what `read_row` reads."""
     write_bytes(path, to_json(asdict(row)))
 
 
