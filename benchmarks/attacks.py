@@ -174,8 +174,8 @@ def time_to(record: dict[str, Any], psnr: float) -> float | None:
 
 def table(records: list[dict[str, Any]]) -> str:
     lines = [
-        "| attack | iterations | PSNR (dB) | SSIM | LPIPS | recovered | mismatch | time | seeds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| attack | iterations | PSNR (dB) | SSIM | LPIPS | recovered | mismatch | floor | time | seeds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     names = list(dict.fromkeys(record["name"] for record in records))
     unit = {setting(record): record["seconds"] for record in records if record["name"] == "sme"}
@@ -187,12 +187,14 @@ def table(records: list[dict[str, Any]]) -> str:
         recovered = "n/a"
         if all("fraction_recovered" in row for row in rows):
             recovered = f"{mean(records, name, 'fraction_recovered'):.2f}"
+        floors = [row["floor"]["mismatch"] for row in rows if row.get("floor")]
+        floor = f"{statistics.mean(floors):.3f}" if len(floors) == len(rows) else "n/a"
         times = [row["seconds"] / unit[setting(row)] for row in rows if setting(row) in unit]
         time = f"{statistics.mean(times):.2f}" if times else "n/a"
         lines.append(
             f"| {name} | {rows[0]['iterations']} | {mean(records, name, 'psnr'):.2f} ± {spread:.2f} "
             f"| {mean(records, name, 'ssim'):.3f} | {lpips} | {recovered} "
-            f"| {mean(records, name, 'mismatch'):.3f} | {time} | {len(rows)} |"
+            f"| {mean(records, name, 'mismatch'):.3f} | {floor} | {time} | {len(rows)} |"
         )
     if "sme" in names:
         lines.append("")
