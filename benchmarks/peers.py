@@ -8,7 +8,7 @@
 
 Nothing of a peer's code is in this repository; bring a checkout of it and what it imports. The peer gets the same
 networks, the same labels in the same order, and no more. benchmarks/peers.md says what was found. A run that was
-interrupted resumes, as long as its settings are the same.
+interrupted resumes, as long as its settings are the same. Saved iterates of ours are scored after the run.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,9 +33,10 @@ from halves import ROWS, rows_of
 from torch import Tensor
 from workloads import write
 
-from undelta import Scenario, disclose, ig, score, sme
+from undelta import Scenario, disclose, ig, score, sme, strongest
 from undelta.attacker.attack import Attack
 from undelta.attacker.reconstruction import Reconstruction
+from undelta.client.private import Private
 from undelta.observation import Observation
 
 Theirs = Callable[[Observation, Path, int], Tensor]
@@ -121,21 +123,28 @@ def breaching_of_its_authors(observation: Observation, checkout: Path, iteration
 
 
 class Duel(NamedTuple):
-    """A case, and two that attack it."""
+    """A case, their attack on it, and our form of the same."""
 
     scenario: dict[str, Any]
     theirs: Theirs
-    ours: Callable[[int], Attack]
+    ours: str
+    attack: Callable[[int], Attack]
     iterations: int
 
+    def attacks(self, iterations: int) -> dict[str, Attack]:
+        """Ours, by name."""
+        return {self.ours: self.attack(iterations), STRONGEST: strongest()}
 
+
+THEIRS, STRONGEST = "theirs", "strongest"
 ONE = {"epochs": 1, "batches": 1}
 DUELS = {
-    "sme-gray": Duel(CASES["sme-gray"], sme_of_its_authors, lambda steps: sme(steps=steps), 1000),
-    "sme-color": Duel(CASES["sme-color"], sme_of_its_authors, lambda steps: sme(steps=steps), 1000),
+    "sme-gray": Duel(CASES["sme-gray"], sme_of_its_authors, "sme", lambda steps: sme(steps=steps), 1000),
+    "sme-color": Duel(CASES["sme-color"], sme_of_its_authors, "sme", lambda steps: sme(steps=steps), 1000),
     "breaching-cnn": Duel(
         {**ONE, "model": "cnn", "num_samples": 8, "learning_rate": 0.01},
         breaching_of_its_authors,
+        "ig",
         lambda steps: ig(steps=steps),
         1000,
     ),
@@ -150,6 +159,7 @@ DUELS = {
             "norm_mode": "eval",
         },
         breaching_of_its_authors,
+        "ig",
         lambda steps: ig(steps=steps),
         200,
     ),
@@ -185,11 +195,11 @@ def main() -> None:
         observation = disclose(private, scenario, seed=seed)
         assert observation.labels is not None
         duel.theirs(observation, given.checkout, 1)  # imports what it needs, before the clock starts
-        duel.ours(1)(observation, seed=seed)
-        for name in ("theirs", "ours"):
+        duel.attack(1)(observation, seed=seed)
+        for name in (THEIRS, *duel.attacks(steps)):
             torch.manual_seed(seed)
             began = time.process_time()
-            if name == "theirs":
+            if name == THEIRS:
                 images = duel.theirs(observation, given.checkout, steps)
                 found = Reconstruction(
                     images=observation.image.denormalize(images).clamp(0, 1),
@@ -200,29 +210,54 @@ def main() -> None:
                     status="completed",
                 )
             else:
-                found = duel.ours(steps)(observation, seed=seed)
+                found = duel.attacks(steps)[name](observation, seed=seed)
             seconds = time.process_time() - began
             scored = score(found, private)
             cell = {"duel": given.duel, "seed": seed, "who": name, "psnr": scored.psnr, "ssim": scored.ssim}
-            cells.append({**cell, "processor_seconds": seconds, "iterations": steps})
-            print(json.dumps(cells[-1]), flush=True)
+            cell |= {"processor_seconds": seconds, "iterations": steps, "curve": curve(found, private, seconds)}
+            cells.append(cell)
+            print(json.dumps({key: value for key, value in cell.items() if key != "curve"}), flush=True)
         write(given.out, {"cells": cells})
     print(table(cells))
 
 
+def curve(found: Reconstruction, private: Private, seconds: float) -> list[tuple[float, float]]:
+    """Processor seconds and PSNR of the saved iterates."""
+    points = []
+    for iterate in found.iterates:
+        images = (iterate.images / 255).to(private.images)
+        points.append((seconds * iterate.seconds / found.seconds, score(replace(found, images=images), private).psnr))
+    return points
+
+
+def reached(cell: dict[str, Any], psnr: float) -> float | None:
+    """The processor seconds until a run was, and stayed, at least this good."""
+    points = [*cell["curve"], (cell["processor_seconds"], cell["psnr"])]
+    late = [seconds for seconds, value in points if value < psnr]
+    return next((seconds for seconds, _ in points if not late or seconds > late[-1]), None)
+
+
 def table(cells: list[dict[str, Any]]) -> str:
-    lines = ["| duel | code | each draw | PSNR (dB) | SSIM | time, of theirs |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| duel | code | each draw | PSNR (dB) | SSIM | time, of theirs | as good as theirs after |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for duel in dict.fromkeys(cell["duel"] for cell in cells):
         own = [cell for cell in cells if cell["duel"] == duel]
-        times = {cell["seed"]: cell["processor_seconds"] for cell in own if cell["who"] == "theirs"}
-        for who in ("theirs", "ours"):
+        theirs = {cell["seed"]: cell for cell in own if cell["who"] == THEIRS}
+        for who in dict.fromkeys(cell["who"] for cell in own):
             rows = [cell for cell in own if cell["who"] == who]
             psnr, ssim = (statistics.fmean(row[key] for row in rows) for key in ("psnr", "ssim"))
-            ratios = [row["processor_seconds"] / times[row["seed"]] for row in rows]
-            spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if who == "ours" else ""
-            each = ", ".join(f"{row['psnr']:.1f}" for row in rows)
+            ratios = [row["processor_seconds"] / theirs[row["seed"]]["processor_seconds"] for row in rows]
+            spread = "" if who == THEIRS else f" ({min(ratios):.2f} to {max(ratios):.2f})"
+            each, until = ", ".join(f"{row['psnr']:.1f}" for row in rows), "–"
+            if who != THEIRS:
+                times = [(reached(row, theirs[row["seed"]]["psnr"]), theirs[row["seed"]]) for row in rows]
+                shares = [time and time / other["processor_seconds"] for time, other in times]
+                until = ", ".join("never" if share is None else f"{share:.2f}" for share in shares)
             lines.append(
-                f"| {duel} | {who} | {each} | {psnr:.1f} | {ssim:.3f} | {statistics.median(ratios):.2f}{spread} |"
+                f"| {duel} | {who} | {each} | {psnr:.1f} | {ssim:.3f} | {statistics.median(ratios):.2f}{spread} "
+                f"| {until} |"
             )
     return "\n".join(lines)
 
