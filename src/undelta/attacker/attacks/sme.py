@@ -1,7 +1,7 @@
 """Surrogate model extension (SME: Zhu, Yao and Blaschko 2023): one gradient at a learned point of the line θ–θ⁺.
 
 Two details of its authors' code are left out: there, the position's rate falls as that of the images does, and images
-are clamped before the first iteration, too. They make no difference beyond rounding (docs/attacks.md).
+are clamped before the first iteration, too. On three clients they made no difference beyond rounding (docs/attacks.md).
 """
 
 from __future__ import annotations
